@@ -23,8 +23,6 @@ from eagle_fsd.models.generate import rescore
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.timing import synchronized_time
 
-PER_TOKEN = ("divergence", "tv", "regret")  # numbers of a round
-
 
 def answer_prompt(
     arm: Arm,
@@ -37,11 +35,8 @@ def answer_prompt(
     drafter: Drafter,
     watch: Callable[[Round], None] | None = None,
 ) -> tuple[Generation, float]:
-    """The generation, by a drafter from arm.build_drafter, and its seconds.
-
-    Args:
-        watch: is shown every step of our loop as it arises; the clock stands still meanwhile.
-    """
+    """The generation and its seconds. `watch` is shown every step of our loop as it arises; the
+    clock stands still meanwhile."""
     device = model.target.device
     began = synchronized_time(device)
     if not arm.runs_our_loop:
@@ -93,15 +88,19 @@ def _transformers_generate(
 def turn_record(
     model: Model, prompt: list[int], result: Generation, seconds: float, *, thought: int
 ) -> dict:
-    """One answered turn as JSON: the answer, its time, its rounds, how many characters of its text
-    are thought, and how the target rates it."""
+    """One answered turn as JSON, with how the target rates it; `thought` characters of its text are
+    thought."""
     argmax_share, mean_logp = rescore(model.target, prompt, result.tokens)
+    # [begin, end) of every fuzzy token in the text, which may end before the tokens do
+    ends = [0, *model.text_ends(result.tokens)]
+    spans = zip(ends, ends[1:], result.fuzzy, strict=False)
+    fuzzy_spans = [[min(place, ends[-1]) for place in span] for *span, fuzzy in spans if fuzzy]
     return {
         "prompt_tokens": len(prompt),
         "token_ids": result.tokens,
         "text": model.text(result.tokens),
         **({"thought": thought} if thought else {}),
-        "fuzzy_spans": fuzzy_spans(model, result),
+        "fuzzy_spans": fuzzy_spans,
         "finish": result.finish,
         "seconds": seconds,
         "rescored_argmax_share": argmax_share,
@@ -110,7 +109,10 @@ def turn_record(
             {
                 "tokens": r.tokens,
                 "fuzzy": [int(flag) for flag in r.fuzzy],
-                **{of: list(map(json_number, getattr(r, of))) for of in PER_TOKEN},
+                **{
+                    of: list(map(json_number, getattr(r, of)))
+                    for of in ("divergence", "tv", "regret")
+                },
                 **({} if r.dial is None else {"dial": round(r.dial, 6)}),
             }
             for r in result.rounds
@@ -118,21 +120,11 @@ def turn_record(
     }
 
 
-def fuzzy_spans(model: Model, result: Generation) -> list[list[int]]:
-    """[begin, end) of every fuzzy token in the answer's text, which may end before its tokens."""
-    ends = [0, *model.text_ends(result.tokens)]
-    spans = zip(ends, ends[1:], result.fuzzy, strict=False)
-    return [[min(place, ends[-1]) for place in span] for *span, fuzzy in spans if fuzzy]
-
-
 def json_number(value: float, digits: int = 6) -> float | str | None:
     """JSON has neither NaN (not judged: null) nor infinity ("inf")."""
     if math.isfinite(value):
         return round(value, digits)
     return None if math.isnan(value) else "inf"
-
-
-# --- traces ---------------------------------------------------------------------------------------
 
 
 def traced_token(model: Model, token: int) -> dict:
@@ -156,14 +148,13 @@ class TurnTrace:
 def trace_round(model: Model, arm: Arm, step: Round) -> dict:
     """What a round drafted and emitted, JSON-able; tokens that were trimmed are not in it.
 
-    Returns:
-        nodes: of the tree: token, text, parent (-1 for the root), and the token's probability after
-            its parent under target and draft, by raw rows; null for the root and where the drafter
-            has none.
-        path: the accepted nodes whose tokens were emitted, the root first.
-        emitted: token, text, source (draft, fuzzy or target), the place's divergence by which it
-            was judged, both probabilities, regret (nats), and the target's most likely token there,
-            which at temperature 0 is what the exact test emits.
+    nodes    of the tree: token, text, parent (-1 for the root), and the token's probability after
+             its parent under target and draft, by raw rows; null for the root and where the
+             drafter has none
+    path     the accepted nodes whose tokens were emitted, the root first
+    emitted  token, text, source (draft, fuzzy or target), the place's divergence by which it was
+             judged, both probabilities, regret (nats), and the target's most likely token there,
+             which at temperature 0 is what the exact test emits
     """
     tree, accepted, count = step.tree, step.acceptance, len(step.tokens)
     path = accepted.path[:count]

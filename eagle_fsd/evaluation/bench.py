@@ -33,17 +33,8 @@ Job = tuple[Question, Arm, int]  # an answer to be made; the number is the choic
 
 
 class Bench:
-    """A run of arms over questions.
-
-    Args:
-        name: of the question set, for the progress bar.
-        command: a folder is of one command.
-        run_name: of the folder, where none is named; empty: the command's.
-
-    Raises:
-        BadInput: see Run and parse_arms; arms that cannot sample as asked; no such number of
-            questions.
-    """
+    """A run of arms over the questions of a set called `name`. Where the options name no folder, it
+    is named after run_name, or else after the command."""
 
     def __init__(
         self,
@@ -80,7 +71,6 @@ class Bench:
             check_same_questions(records.values(), questions)
 
     def answer_all(self) -> None:
-        """Answer what is not yet answered."""
         jobs = [
             (question, arm, choice)
             for number, question in enumerate(self.questions)
@@ -90,9 +80,19 @@ class Bench:
         ]
         if jobs:
             self._answer(jobs)
-        if self.options.retime and (again := self._disturbed()):
+        if self.options.retime and self._timed:
+            run = RunData(self.name, self.run.settings, self.run.sessions, self.records())
+            disturbed = {(turn.arm, turn.question_id, turn.choice) for turn in run.disturbed}
+            again = [
+                (question, arm, choice)
+                for question in self.questions
+                for arm in self.arms
+                for choice in range(self.options.num_choices)
+                if (arm.text, question.question_id, choice) in disturbed
+            ]
             tqdm.write(f"answers that were disturbed and are made again, once: {len(again)}")
-            self._answer(again)
+            if again:
+                self._answer(again)
         self.run.finish()
         if self.processes.is_main:
             for name, records in self.run.records.items():
@@ -102,19 +102,6 @@ class Bench:
     @property
     def _timed(self) -> bool:
         return self.processes.count == 1 and not self.options.quality_only
-
-    def _disturbed(self) -> list[Job]:
-        """The answers with a disturbed turn; none where seconds are no timings."""
-        run = RunData(self.name, self.run.settings, self.run.sessions, self.records())
-        turns = run.disturbed if self._timed else []
-        found = {(turn.arm, turn.question_id, turn.choice) for turn in turns}
-        return [
-            (question, arm, choice)
-            for question in self.questions
-            for arm in self.arms
-            for choice in range(self.options.num_choices)
-            if (arm.text, question.question_id, choice) in found
-        ]
 
     def _answer(self, jobs: list[Job]) -> None:
         processes, timed = self.processes, self._timed
@@ -149,7 +136,6 @@ class Bench:
 
     @cached_property
     def model(self) -> Model:
-        """Loaded at first use."""
         device = self.processes.device(self.model_options.device)
         model = replace(self.model_options, device=device).load(
             self.arms, keep_stock=any(not arm.runs_our_loop for arm in self.arms)
@@ -167,7 +153,6 @@ class Bench:
     def _answered(
         self, question: Question, arm: Arm, choice: int, *, budget: int, traced: bool = False
     ) -> dict:
-        """The record of all turns of a question by one arm."""
         model, messages, turns = self.model, [], []
         for number, text in enumerate(question.turns):
             messages.append({"role": "user", "content": text})

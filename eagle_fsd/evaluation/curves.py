@@ -43,12 +43,9 @@ def curves(rows: Sequence[dict]) -> dict[str, list[dict]]:
 
 def equal_gain(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) -> list[dict]:
     """A row for every curve and gain that lies between two of its measured arms, at most WIDEST
-    apart, from a run's records and summarize's rows: line, the gain, between (the values of the two
-    arms), and every metric of LOSSES as {"value", "low", "high"}.
-
-    Bounds are None where the gain is not reached without one of the questions. Differences to plain
-    are of the rates over all questions.
-    """
+    apart: line, the gain, between (the values of the two arms), and every metric of LOSSES as
+    {"value", "low", "high"}. Bounds are None where the gain is not reached without one of the
+    questions. Differences to plain are of the rates over all questions."""
     table = []
     for line, arms in curves(rows).items():
         exact = exact_beside(arms[0]["arm"], list(records))
@@ -63,9 +60,7 @@ def equal_gain(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) ->
         # unknown of an arm without rounds
         gains = [math.nan if row[GAIN]["value"] is None else row[GAIN]["value"] for row in arms]
         for gain in GAINS:
-            place = crossing(
-                gains, range(len(arms)), gain
-            )  # 1.5: amid the second arm and the third
+            place = crossing(gains, range(len(arms)), gain)  # 1.5: amid the second arm and third
             if math.isnan(place):
                 continue
             start, end = math.floor(place), math.ceil(place)

@@ -31,8 +31,7 @@ def share_of_answers(mine_Q2: Parts, _: Parts) -> Interval:
 
 
 def difference(mine_Q2: Parts, theirs_Q2: Parts) -> Interval:
-    """The mean difference of the questions' own rates; questions where a side has none are left
-    out."""
+    """Mean difference of the questions' own rates; questions where a side has none are left out."""
     both = zip(mine_Q2, theirs_Q2, strict=True)
     rates = [(a / b, c / d) for (a, b), (c, d) in both if b and d]
     return stats.paired_difference([mine for mine, _ in rates], [theirs for _, theirs in rates])
@@ -209,9 +208,6 @@ def summarize(records: Mapping[str, Sequence[Record]], *, timed: bool = True) ->
         questions, answers, and every metric as {"value", "low", "high"}, of differences also
         "detectable". Exact is compared with drafting by the same drafter. None is what an arm does
         not have, or what is not finite.
-
-    Raises:
-        BadInput: see shared_questions.
     """
     shared = shared_questions(records)
     rows = []
@@ -261,7 +257,7 @@ def shared_questions(records: Mapping[str, Sequence[Record]]) -> dict[str, Quest
     every question, may have fewer: comparisons with them are over what both answered.
 
     Raises:
-        BadInput: there are none, or no arm.
+        BadInput: there are none.
     """
     merged: dict[str, Questions] = {arm: {} for arm in records}
     for arm, rows in records.items():
@@ -288,7 +284,6 @@ def shared_questions(records: Mapping[str, Sequence[Record]]) -> dict[str, Quest
 
 
 def rate_parts(key: str, records: Iterable[Record]) -> list[tuple[float, float]]:
-    """Numerator and denominator of a metric's rate; NaN of one that has none."""
     metric = METRICS[key]
     if metric.numerator is None:
         return [(math.nan, math.nan) for _ in records]

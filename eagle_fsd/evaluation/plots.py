@@ -1,8 +1,6 @@
 """Plots of a comparison: the loss of every arm against its gain in tokens per round, or against its
-speed, with the Pareto front; and a caption that says what is drawn.
-
-Rows are those of metrics.summarize; where they are of several runs, with "run", the run's name.
-"""
+speed, with the Pareto front; and a caption that says what is drawn. Rows are those of
+metrics.summarize; where they are of several runs, with "run", the run's name."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -91,7 +89,6 @@ def line_styles(rows: Sequence[dict]) -> dict[str, dict[str, str]]:
 
 @matplotlib.rc_context(STYLE)
 def draw_curves(rows: Sequence[dict], across: str) -> Figure:
-    """A figure of those rows that have both numbers; its legend names every arm."""
     drawn, up = drawn_rows(rows, across)
     styles = line_styles(rows)
     figure = Figure(layout="constrained")

@@ -3,7 +3,7 @@ which its summary and its page are made; metrics.py makes the rows."""
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tabulate import tabulate
@@ -139,7 +139,17 @@ def csv_text(rows: list[dict]) -> str:
     """A line a row under one header: {"value", "low", "high"} under X becomes X, X_low, X_high, any
     other dict X_KEY; empty where there is nothing, columns without anything are left out. Texts
     that a spreadsheet would take for a formula begin with an apostrophe."""
-    flat = [dict(_cells(row)) for row in rows]
+    flat: list[dict] = [{} for _ in rows]
+    for cells, row in zip(flat, rows, strict=True):
+        for key, value in row.items():
+            if isinstance(value, dict):
+                for end, part in value.items():
+                    cells[key if end == "value" else f"{key}_{end}"] = part
+            elif isinstance(value, str):
+                # csv quotes no carriage return, behind which a spreadsheet begins a line
+                cells[key] = "'" * value.startswith(FORMULA) + value.replace("\r", "\n")
+            else:
+                cells[key] = value
     names = dict.fromkeys(name for row in flat for name in row)
     names = [name for name in names if any(row.get(name) is not None for row in flat)]
     text = io.StringIO()
@@ -147,21 +157,6 @@ def csv_text(rows: list[dict]) -> str:
     table.writeheader()
     table.writerows(flat)
     return text.getvalue()
-
-
-def _cells(row: dict) -> Iterator[tuple[str, object]]:
-    for key, value in row.items():
-        if isinstance(value, dict):
-            for end, part in value.items():
-                yield key if end == "value" else f"{key}_{end}", part
-        elif isinstance(value, str):
-            # csv quotes no carriage return, behind which a spreadsheet begins a line
-            yield key, "'" * value.startswith(FORMULA) + value.replace("\r", "\n")
-        else:
-            yield key, value
-
-
-# --- a run's tables -------------------------------------------------------------------------------
 
 
 class Table(NamedTuple):
@@ -176,7 +171,11 @@ POOLED = (
     "divided by another such sum. So two pooled numbers need not differ by the number under "
     "\u201c- plain\u201d."
 )
-# title of a table -> how to read it, but for what _note adds on intervals
+DETECTABLE = (
+    "In parentheses stands the smallest true difference that a test at 5 % finds with power 80 % "
+    "among this number of questions."
+)
+# title of a table -> how to read it, but for what run_tables adds on intervals
 NOTES = {
     "Scores": SCORES_NOTE,
     "Arms": POOLED,
@@ -201,8 +200,8 @@ def run_tables(
     by_category: list[dict],
     scores: list[dict],
 ) -> dict[str, Table]:
-    """Tables by title, those that hold something, scores first: of a run's records, and the rows of
-    summarize, of by_category and of task_scores.compare_scores that were made of them."""
+    """Tables by title, those that hold something, scores first. Rows are those of summarize, of
+    by_category and of task_scores.compare_scores."""
     gain = (METRICS[GAIN].label, GAIN, METRICS[GAIN].form)
     arm, of_category = columns(arm="s"), columns(category="s", arm="s", questions="d")
     contents = {
@@ -219,29 +218,24 @@ def run_tables(
     }
     if len({row["category"] for row in by_category}) < 2:
         del contents["By category"]
-    return {
-        title: Table(shown, rows, _note(title, shown, rows))
-        for title, (shown, rows) in contents.items()
-        if rows
-    }
-
-
-def _note(title: str, shown: Sequence[Column], rows: list[dict]) -> str:
-    """How to read a table, in sentences that are true of what it holds."""
-    if title == "Scores":  # its note says all of its intervals
-        return NOTES[title]
-    text = [NOTES[title]]
-    cells = [row[key] for row in rows for _, key, _ in shown if isinstance(row[key], dict)]
-    if any(cell["low"] is not None for cell in cells):
-        text.append("In brackets stand 95 % intervals over questions, where these are known.")
-    if any(cell.get("detectable") is not None for cell in cells):
-        text.append(
-            "In parentheses stands the smallest true difference that a test at 5 % finds with "
-            "power 80 % among this number of questions."
-        )
-    if "questions" in rows[0]:
-        text.append(few_questions(rows))
-    return " ".join(text).strip()
+    tables = {}
+    for title, (shown, rows) in contents.items():
+        if not rows:
+            continue
+        # how to read it, in sentences that are true of what it holds; SCORES_NOTE says it all
+        text = [NOTES[title]]
+        cells = [row[key] for row in rows for _, key, _ in shown if isinstance(row[key], dict)]
+        if title != "Scores":
+            if any(cell["low"] is not None for cell in cells):
+                text.append(
+                    "In brackets stand 95 % intervals over questions, where these are known."
+                )
+            if any(cell.get("detectable") is not None for cell in cells):
+                text.append(DETECTABLE)
+            if "questions" in rows[0]:
+                text.append(few_questions(rows))
+        tables[title] = Table(shown, rows, " ".join(text).strip())
+    return tables
 
 
 def few_questions(rows: Sequence[dict]) -> str:

@@ -40,16 +40,12 @@ TOKENS_BEYOND_END = 16
 @dataclass(frozen=True)
 class PlainText:
     """A prompt, the plain greedy answer to it, trimmed as the loop does, and TOKENS_BEYOND_END
-    further greedy tokens.
-
-    Attributes:
-        stop_token_ids: that end an answer.
-    """
+    further greedy tokens."""
 
     prompt: list[int]
     answer: list[int]
     beyond: list[int]
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()  # that end an answer
 
     @property
     def ids(self) -> list[int]:
@@ -90,12 +86,8 @@ def cut(prompt: list[int], greedy: list[int], stop: StopConfig) -> PlainText | N
 def plain_texts(
     run: Run, target: Target, prompts: Prompts, stop: StopConfig
 ) -> dict[int | str, PlainText]:
-    """The texts of the prompts for a budget; those that the store does not hold yet, for other
-    questions or other texts of theirs, are made.
-
-    Args:
-        run: the store, whose settings are what the texts depend on: target, dtype, template.
-    """
+    """The texts of the prompts for a budget; those that the store, `run`, does not hold yet are
+    made. Its settings are what the texts depend on: target, dtype, template."""
 
     def stored(key: int | str) -> PlainText | None:
         row = run.records["texts"].get((key, 0))
@@ -130,28 +122,19 @@ def judge_levels(
     *,
     levels: int,
 ) -> list[dict]:
-    """What head and target say after every token of the answer, by drafted level along the text.
-
-    Args:
-        hidden_LD, features_LF: see PlainText.states.
-
-    Returns:
-        Counts of every level: positions, those whose next token is the answer's; top1 and top8 (the
-        text's token is the draft's best, among its best 8); js (a sum). Level 1 drafts from true
-        features only.
-    """
+    """What head and target say after every token of the answer, by drafted level along the text:
+    positions, those whose next token is the answer's; top1 and top8 (the text's token is the
+    draft's best, among its best 8); js (a sum). Level 1 drafts from true features only."""
     target, draft_token_R = drafter.target, drafter.draft_token_R
     ids_L = torch.tensor(text.ids, device=target.device)
     embedding_LD = drafter.embed(ids_L[1:])
-    drafted_SLD = unroll(drafter.head, features_LF[None, :-1], embedding_LD[None], steps=levels)[
-        :, 0
-    ]
+    drafted_S1LD = unroll(drafter.head, features_LF[None, :-1], embedding_LD[None], steps=levels)
     counts = [Counter() for _ in range(levels)]
     place_B = torch.tensor(text.roots, dtype=torch.int64, device=target.device)
     for place_C in place_B.split(JUDGED):
         target_CV = target.logits(hidden_LD[place_C]).float()
         label_C = ids_L[place_C + 1]
-        for level, drafted_LD in enumerate(drafted_SLD):
+        for level, drafted_LD in enumerate(drafted_S1LD[:, 0]):
             draft_CV = drafter.readout(drafted_LD[place_C - 1]).float()
             if draft_token_R is not None:  # -inf for tokens that cannot be drafted
                 nowhere_CV = torch.full_like(target_CV, -math.inf)

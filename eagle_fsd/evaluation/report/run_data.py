@@ -32,27 +32,16 @@ Answers = dict[str, dict[tuple, dict]]  # rows by arm and answer_key
 
 @dataclass(frozen=True)
 class RunData:
-    """A run.
-
-    Attributes:
-        name: the folder, as it was given.
-        records: by arm; baselines first, then by line and value.
-        scores: rows of scorers and judges, see task_scores.compare_scores.
-        scored: what scorers gave, {"scores", "reference"}.
-        warnings: of the reading.
-    """
-
-    name: str
+    name: str  # the folder, as it was given
     options: dict  # of the run's command
     sessions: list[dict]  # its starts that had something to do
-    records: dict[str, list[dict]]
-    scores: list[dict] = field(default_factory=list)
-    scored: Answers = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
+    records: dict[str, list[dict]]  # by arm; baselines first, then by line and value
+    scores: list[dict] = field(default_factory=list)  # see task_scores.compare_scores
+    scored: Answers = field(default_factory=dict)  # what scorers gave: {"scores", "reference"}
+    warnings: list[str] = field(default_factory=list)  # of the reading
 
     @cached_property
     def rows(self) -> list[dict]:
-        """Those of summarize; its BadInput names the run."""
         try:
             return summarize(self.records, timed=self.timed)
         except BadInput as error:
@@ -64,7 +53,6 @@ class RunData:
 
     @cached_property
     def tables(self) -> dict[str, Table]:
-        """By title, see run_tables."""
         return run_tables(self.records, self.rows, self.categories, self.scores)
 
     @property
@@ -84,12 +72,10 @@ class RunData:
 
     @cached_property
     def same_work(self) -> list[float]:
-        """See disturbed.same_work; empty where seconds are no timings."""
         return same_work(self.records) if self.timed else []
 
     @cached_property
     def disturbed(self) -> list[Disturbed]:
-        """See disturbed_turns; empty where seconds are no timings."""
         return disturbed_turns(self.records) if self.timed else []
 
     @property
@@ -111,7 +97,6 @@ class RunData:
 
     @property
     def subject(self) -> str:
-        """Whose answers these are."""
         values = sorted({row["temperature"] for row in self.all_records})
         temperatures = ", ".join(f"{value:g}" for value in values)
         return f"{self.options['target']} in {self.options['dtype']}, temperature {temperatures}"
@@ -199,7 +184,6 @@ class RunData:
         )
 
     def noise_note(self) -> str:
-        """A sentence on same_work; "" where it is empty."""
         if not self.same_work:
             return ""
         return (
@@ -211,11 +195,6 @@ class RunData:
 
 
 def read_run(folder: Path) -> RunData:
-    """Read a folder.
-
-    Raises:
-        BadInput: it is no run, is empty or damaged, or of another version; see jsonl.Row too.
-    """
     if not os.path.isfile(folder / "run.json"):  # Path's own raises for a name too long
         raise BadInput(f"{folder} is no run: it has no run.json")
     whole = read_json(folder / "run.json")

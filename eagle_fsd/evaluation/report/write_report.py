@@ -12,6 +12,7 @@ textContent.
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 
@@ -40,12 +41,8 @@ def report_bench(
     bench: Bench, *, scores: Sequence[dict] = (), extra: str = "", further: dict | None = None
 ) -> str:
     """Write summary.md, .json, .csv, .svg and by_category.csv; returns what the terminal shows.
-
-    Args:
-        scores: rows of task_scores.compare_scores.
-        extra: a text below the tables.
-        further: further entries of summary.json.
-    """
+    `scores` are rows of task_scores.compare_scores, `extra` is a text below the tables, `further`
+    are entries of summary.json."""
     folder, settings = bench.run.folder, bench.run.settings
     run = RunData(bench.name, settings, bench.run.sessions, bench.records(), scores=[*scores])
     rows, doubts = run.rows, run.doubts()
@@ -82,21 +79,18 @@ def report_bench(
 
 
 def write_report(runs: list[RunData], output: Path) -> list[str]:
-    """Write the report in place of an old one, of which nothing stays. What a report does not write
-    stays.
-
-    Returns:
-        All warnings.
-
-    Raises:
-        BadInput: arms that cannot be compared; the output is a file, holds something else than a
-            report, or cannot be written.
-    """
-    if os.path.exists(output) and not _may_be_replaced(output):
-        raise BadInput(
-            f"--output {output} is something else than a report (or a report of an older version: "
-            "delete it): name another folder"
-        )
+    """Write the report in place of an old one, of which nothing stays; what a report does not write
+    stays. Returns all warnings."""
+    # a folder may be written to that is empty or a report, by what its own report.json says
+    if os.path.exists(output) and (os.path.isfile(output) or any(output.glob("[!.]*"))):
+        made, made_by = output / "report.json", None
+        with suppress(BadInput):
+            made_by = read_json(made).get("made_by")
+        if made_by != MADE_BY or made.is_symlink():
+            raise BadInput(
+                f"--output {output} is something else than a report (or a report of an older "
+                "version: delete it): name another folder"
+            )
     # 1. the rows of all runs
     drawn, csv_rows = [], {}
     for run in runs:
@@ -139,17 +133,6 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
     return warnings
 
 
-def _may_be_replaced(folder: Path) -> bool:
-    """Whether it is empty or a report, by what its own report.json says."""
-    if os.path.isdir(folder) and not any(folder.glob("[!.]*")):
-        return True
-    try:
-        made_by = read_json(folder / "report.json").get("made_by")
-    except BadInput:
-        return False
-    return made_by == MADE_BY and not (folder / "report.json").is_symlink()
-
-
 def answer_page(
     trace: dict,
     texts: Sequence[str],
@@ -166,8 +149,6 @@ def answer_page(
         trace: the answer's, as answering.TurnTrace takes it down.
         texts: of its tokens, which join to the answer's text.
         thought: how many characters of that are thought.
-        greedy: whether the answer was made at temperature 0.
-        subject: a sentence under the title, such as whose answer this is and what it cost.
     """
     parts = [[texts[0], None]]
     emitted = [token for r in trace["rounds"] for token in r["emitted"]]
@@ -192,11 +173,8 @@ def render_page(**values: object) -> str:
     return page.get_template("page.html").render(css=css, js=js, **values)
 
 
-# --- a run's answers as page.js reads them --------------------------------------------------------
-
-
 def pack_answers(run: RunData) -> dict:
-    """{name, greedy, arms, questions}.
+    """A run's answers as page.js reads them: {name, greedy, arms, questions}.
 
     question  {id, choice, category, prompts, answers, scores: one an arm, null where it has none}
     answer    [turn]; turn: {parts: see text_parts, tokens, thought: characters at its front, as
@@ -213,7 +191,16 @@ def pack_answers(run: RunData) -> dict:
                 questions[key] = {"id": key[0], "choice": key[1], "category": row["category"]}
                 questions[key] |= {"prompts": prompts, "answers": [None] * len(run.records)}
                 questions[key]["scores"] = [None] * len(run.records)
-            questions[key]["answers"][number] = [_pack_turn(turn) for turn in row["turns"]]
+            questions[key]["answers"][number] = answer = []
+            for turn in row["turns"]:
+                thought = turn["text"][: turn.get("thought", 0)]
+                letters = thought.encode("utf-16-le", errors="surrogatepass")
+                packed = {"parts": text_parts(turn), "tokens": len(turn["token_ids"])}
+                packed["thought"] = len(letters) // 2
+                if trace := turn.get("trace"):
+                    packed |= {"first": trace["first"]["text"], "rounds": trace["rounds"]}
+                    packed["thought"] = trace["thought"]
+                answer.append(packed)
             if scored := run.scored.get(arm, {}).get(key):
                 reference = [str(text) for text in scored.get("reference", [])]
                 scores = {"scores": scored["scores"], "reference": reference}
@@ -221,15 +208,6 @@ def pack_answers(run: RunData) -> dict:
     greedy = all(row["temperature"] == 0 for row in run.all_records)
     head = {"name": run.name, "greedy": greedy, "arms": list(run.records)}
     return head | {"questions": list(questions.values())}
-
-
-def _pack_turn(turn: dict) -> dict:
-    packed = {"parts": text_parts(turn), "tokens": len(turn["token_ids"])}
-    if trace := turn.get("trace"):
-        packed |= {"first": trace["first"]["text"], "rounds": trace["rounds"]}
-        return packed | {"thought": trace["thought"]}
-    thought = turn["text"][: turn.get("thought", 0)].encode("utf-16-le", errors="surrogatepass")
-    return packed | {"thought": len(thought) // 2}
 
 
 def text_parts(turn: dict) -> list[list]:
