@@ -282,7 +282,7 @@ def test_two_processes_that_are_killed_go_on_as_one(tmp_path, terse, data):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     arguments = ("--batch_size", "4", "--dialogues")
     mixed = {"sources": ("self=0.6", f"{data}=0.4")}
-    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29731"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command = [sys.executable, *torchrun, str(ROOT / "train/make_data.py")]
     command += options(terse, killed, *arguments, "500", **mixed)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
