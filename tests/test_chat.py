@@ -49,14 +49,10 @@ def test_text_in_the_forms_of_todays_clients():
         ([USER, {"role": "assistant", "content": None}, USER], "message 2 .* no text"),
         ([{"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}, USER], "tool_calls"),
         ([{"content": "Hi"}], "message 1 .* role"),
-        ([{"role": "user", "content": []}], "message 1"),
         ([{"role": "user", "content": [{"type": "image", "text": "x"}]}], "message 1"),
-        ([{"role": ["user"], "content": "Hi"}], "message 1"),
         ([USER, {"role": "tool", "content": "5"}], "message 2"),
-        (["Hi"], "message 1"),
         (None, "message 1"),
         ([{"role": "system", "content": "Be kind."}], "empty"),
-        ([], "empty"),
         (" \n\t", "empty"),
         ([USER, {"role": "assistant", "content": "Sure:"}], "last message"),
         ("a\ud83d", "surrogate"),
@@ -165,22 +161,14 @@ def test_a_template_s_own_end_ends_an_answer(tmp_path, capsys):
 
 
 def test_defaults_of_the_target_s_own_are_told(tmp_path, capsys):
-    """Its generation_config's temperature and penalties are left out by load, by name; inside
-    `generate`, which applies them, they are refused with a remedy that helps."""
+    """Its generation_config's temperature and penalties are left out by load, by name."""
     folder = write_reasoning_target(tmp_path / "target")
     path = folder / "generation_config.json"
     asked = {"do_sample": True, "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.5}
     path.write_text(json.dumps(json.loads(path.read_text()) | asked))
-    model = eagle_fsd.load(str(folder), head=None, dtype="float32")
+    eagle_fsd.load(str(folder), head=None, dtype="float32")
     told = capsys.readouterr().err
     assert all(f"{name}={value}" in told for name, value in asked.items()) and "greedy" in told
-    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    request = {"inputs": torch.tensor([model.prompt_ids("Hi")]), "max_new_tokens": 4}
-    request["attention_mask"] = torch.ones_like(request["inputs"])
-    request["custom_generate"] = eagle_fsd.custom_generate(None, arm="plain")
-    with pytest.raises(BadInput, match="repetition_penalty=1.5"):
-        stock.generate(**request)
-    assert stock.generate(**request, repetition_penalty=1.0).shape[1] > 4
 
 
 # --- what is thought ------------------------------------------------------------------------------
@@ -195,7 +183,6 @@ def test_defaults_of_the_target_s_own_are_told(tmp_path, capsys):
         ("maybe 41</think>42", None, "42"),
         ("It ends by </think>.", "assistant\n", "It ends by </think>."),
         ("<think>too long", "", ""),
-        ("too long", "<think>", ""),
         ("<think>a</think>    return 1", "", "    return 1"),
         ("42", "<think>\n\n</think>\n\n", "42"),
         ("<|channel|>final<|message|>42", "<|start|>assistant", "42"),

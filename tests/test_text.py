@@ -30,23 +30,18 @@ def tokenizer(tmp_path):
 
 
 def test_a_template_of_the_tokenizer_s_or_of_fastchat_s(tokenizer):
-    """Ids up to where the assistant's next turn begins. One of FastChat's that is named goes before
-    the tokenizer's own; its text is FastChat's, a copy each time."""
-    ids = prompt_ids(tokenizer, CONVERSATION)
-    assert isinstance(ids, list) and all(type(token) is int for token in ids)
-    assert tokenizer.decode(ids) == (
+    """Ids up to where the assistant's next turn begins. FastChat's is a copy each time."""
+    assert tokenizer.decode(prompt_ids(tokenizer, CONVERSATION)) == (
         "<s>user\nHi</s><s>assistant\nYes?</s><s>user\nWhy\nso?</s><s>assistant\n"
     )
+    tokenizer.chat_template = None
     named = {"conv_template": "vicuna_v1.1"}
     system = [{"role": "system", "content": "Be brief."}, *CONVERSATION[:1]]
     first = prompt_ids(tokenizer, system, **named)
     assert tokenizer.decode(first) == "Be brief. USER: Hi ASSISTANT:"
-    ids = prompt_ids(tokenizer, CONVERSATION, **named)
-    text = tokenizer.decode(ids)
+    text = tokenizer.decode(prompt_ids(tokenizer, CONVERSATION, **named))
     assert text.startswith("A chat between a curious user") and "Be brief" not in text
     assert text.endswith("USER: Hi ASSISTANT: Yes?</s>USER: Why\nso? ASSISTANT:")
-    tokenizer.chat_template = None
-    assert prompt_ids(tokenizer, CONVERSATION, **named) == ids
     with pytest.raises(BadInput, match="conv_template"):
         prompt_ids(tokenizer, CONVERSATION)
 
@@ -67,10 +62,8 @@ def test_every_fastchat_template_makes_a_prompt_or_is_unknown(tokenizer):
     ("strings", "template", "said", "kept", "text"),
     [
         ("END", "", ["EN", "END", "E"], ["EN", "END"], "EN"),  # bug: three strings, E, N and D
-        (["x", "N"], "", ["a<s>END"], ["a<s>EN"], "aE"),
         (["b\nUser"], "", ["ab", "b\nU", "ser", "x"], ["ab", "b\nU", "ser"], "ab"),
         (["<s>"], "", ["a", "<s>", "b"], ["a", "<s>"], "a"),  # bug: a special token never stopped
-        (["<s>U"], "", ["a<s>b<s>Us"], ["a<s>b<s>U"], "ab"),
         ([], "falcon", ["a", "b\nU", "ser", "é"], ["a", "b\nU", "ser"], "ab"),
         ([], "", ["END<s>"], ["END<s>"], "END"),
     ],
@@ -90,60 +83,44 @@ def test_stop_strings_are_left_out_of_the_text(tokenizer, strings, template, sai
 def test_a_chat_template_that_raises_is_told_in_its_words(tokenizer):
     """Bug held down: what it says of roles that it does not take ended in a traceback, of answering
     and of making data, where it may take a prompt and no answer behind it."""
-    one_turn = "{{ raise_exception('One turn.') if messages | length > 1 else '<s>' }}"
-    for template in (one_turn, "{{ messages[1].content + 1 if messages | length > 1 else '<s>' }}"):
-        tokenizer.chat_template = template
-        told = "One turn." if template == one_turn else "TypeError"
-        with pytest.raises(BadInput, match=told):
-            prompt_ids(tokenizer, CONVERSATION)
-        with pytest.raises(BadInput, match=told):
-            ChatFormat(tokenizer)
+    for raises in ("raise_exception('One turn.')", "messages[1].content + 1"):
+        tokenizer.chat_template = f"{{{{ {raises} if messages | length > 1 else '<s>' }}}}"
+        for take in (lambda: prompt_ids(tokenizer, CONVERSATION), lambda: ChatFormat(tokenizer)):
+            with pytest.raises(BadInput, match=r"One turn\.|TypeError"):
+                take()
 
 
 ROWS = [{"id": 1, "text": 'é\u2028日本\n"x"'}, {"id": 2, "deep": [[1.5, None], {"a": True}]}]
 
 
-def test_lines_come_back_as_written(tmp_path):
-    """Appended or written at once; any text in one line."""
-    for name, write in {"appended": append_lines, "written": write_lines}.items():
-        path = tmp_path / name
-        write(path, ROWS)
-        assert read_lines(path) == read_lines(path, repair=True) == ROWS
-        assert path.read_bytes().count(b"\n") == 2
-    write_lines(path, ROWS[:1])
-    assert read_lines(path) == ROWS[:1]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["appended", "written"]
-
-
 def test_a_torn_last_line_is_repaired(tmp_path, capsys):
     """Cut anywhere, within a character too, or broken before its end: dropped with a warning, and
-    appending goes on."""
+    appending goes on. Any text is one line, and comes back as it was written."""
+    path = tmp_path / "rows.jsonl"
     torn = (json.dumps({"é": "日本"}, ensure_ascii=False) + "\n").encode()
-    for n, line in enumerate([*(torn[:-cut] for cut in range(1, 12)), b'{"id": 3, "te\n']):
-        path = tmp_path / f"rows{n}.jsonl"
-        append_lines(path, ROWS)
+    for line in [*(torn[:-cut] for cut in range(1, 12)), b'{"id": 3, "te\n']:
+        write_lines(path, ROWS)
         whole = path.read_bytes()
+        assert whole.count(b"\n") == 2
         path.write_bytes(whole + line)
         assert read_lines(path, repair=True) == ROWS
-        assert f"rows{n}.jsonl: its last line is torn" in capsys.readouterr().err
+        assert "rows.jsonl: its last line is torn" in capsys.readouterr().err
         assert path.read_bytes() == whole
         append_lines(path, [{"id": 3}])
-        assert read_lines(path) == [*ROWS, {"id": 3}]
+        assert read_lines(path) == read_lines(path, repair=True) == [*ROWS, {"id": 3}]
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_what_is_not_repaired_stays(tmp_path):
     """A broken line in the middle is refused by number, for a person to look at. Without repair a
     torn line is left out: another process may be writing. Blank lines are no rows."""
-    path, broken, torn = (
-        tmp_path / "rows.jsonl",
-        '{"id": 1}\n\n{"id": 2\n',
-        '{"id": 1}\n\n{"id": 2}',
-    )
-    path.write_text(broken + '{"id": 3}\n')
+    path, torn = tmp_path / "rows.jsonl", '{"id": 1}\n\n{"id": 2}'
+    broken = '{"id": 1}\n\n{"id": 2\n{"id": 3}\n'
+    path.write_text(broken)
     for repair in (False, True):
         with pytest.raises(BadInput, match=r"rows\.jsonl, line 3 "):
             read_lines(path, repair=repair)
-    assert path.read_text() == broken + '{"id": 3}\n'
+    assert path.read_text() == broken
     path.write_text(torn)
     warnings: list[str] = []
     assert read_lines(path, warn=warnings.append) == [{"id": 1}]
@@ -157,13 +134,11 @@ FORMS = [
         {"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": ["x"], "z": 1},
         Question(81, "writing", ["a", "b"], ["x"]),
     ),
-    ({"question_id": "h/0", "turns": ["c"]}, Question("h/0", "all", ["c"])),
     ("Why?", Question(0, "all", ["Why?"])),
     ({"prompt": "Why?", "category": None}, Question(0, "all", ["Why?"])),
     ({"question": "6?", "answer": "2 * 3\n#### 6", "id": "a"}, Question("a", "all", ["6?"], ["6"])),
     ({"question_id": 1, "text": "Why?", "reference": 42}, Question(1, "all", ["Why?"], ["42"])),
     ({"instruction": "Add", "input": "1, 2", "output": "3"}, Question(0, "all", ["Add\n\n1, 2"])),
-    ({"messages": [{"role": "user", "content": "a"}]}, Question(0, "all", ["a"])),
     ({"prompt": ["a", "b"], "prompt_id": 81}, Question(81, "all", ["a", "b"])),
     ({"question_id": "x", "turns": [{"content": "a"}]}, Question("x", "all", ["a"])),
     # null, and NaN of pandas: regression, the right answer was "None"
@@ -218,17 +193,14 @@ def chat(target, template: str = "") -> ChatFormat:
     return ChatFormat(tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("template", "prefix"),
-    [("", "<s>user\n"), (TRIMMING, "<s>system\nBe kind.</s><s>user\n\n")],
-)
-def test_the_users_prefix_and_end(target, template, prefix):
+def test_the_users_prefix_and_end(target):
     """Where a user's turn begins, whatever stands before it; its end is the end token (1). A
     template whose user turn has no end token cannot be sampled from."""
-    format = chat(target, template)
-    ids, ends = format.user_prefix()
-    assert format.tokenizer.decode(ids) == prefix
-    assert ends == {*format.ends().ids} == {1}
+    for template, prefix in ("", "<s>user\n"), (TRIMMING, "<s>system\nBe kind.</s><s>user\n\n"):
+        format = chat(target, template)
+        ids, ends = format.user_prefix()
+        assert format.tokenizer.decode(ids) == prefix
+        assert ends == {*format.ends().ids} == {1}
     with pytest.raises(BadInput, match="source self"):
         chat(target, BRACKETS).user_prefix()
 
