@@ -57,12 +57,6 @@ def terse(target, tmp_path_factory):
     return scaled(target, tmp_path_factory.mktemp("terse"), end=3.0)
 
 
-@pytest.fixture(scope="module")
-def mute(target, tmp_path_factory):
-    """A target that never ends what it says."""
-    return scaled(target, tmp_path_factory.mktemp("mute"), end=0.0)
-
-
 def summary(output: Path) -> dict:
     return json.loads((output / "summary.json").read_text())
 
@@ -153,9 +147,13 @@ def test_a_target_without_a_chat_template_takes_one_of_fastchat(tmp_path, target
 
 def test_conversations_are_rewritten_turn_by_turn(tmp_path, target, data):
     """The users' turns are the data's, the answers the target's, each after its own past; a
-    dialogue goes on only behind a finished answer. What is dropped is counted by reason."""
-    main(options(target, tmp_path, "--max_new_tokens", "300", sources=(str(data),)))
-    _, tokenizer = load_target(str(target), dtype="float32")
+    dialogue goes on only behind a finished answer. What is dropped is counted by reason. --features
+    has the target's states of every dialogue but for its last token, as they are when the text is
+    run by itself; train_head.py finds them by the same folder, and computes none."""
+    kept = str(tmp_path / "features")
+    limits = ("--max_new_tokens", "300", "--features", kept)
+    main(options(target, tmp_path, *limits, sources=(str(data),)))
+    model, tokenizer = load_target(str(target), dtype="float32")
     rows = made(tmp_path)
     malformed = "malformed: user and assistant do not take turns, the user first"
     dropped = {"duplicate": 1, malformed: 1, "prompt too long": 1}
@@ -175,16 +173,8 @@ def test_conversations_are_rewritten_turn_by_turn(tmp_path, target, data):
         for more in range(len(runs) - 1):
             wanted += f"<s>user\nAnd {more}?</s><s>assistant\n"
         assert asked == wanted
-
-
-def test_states_are_kept_as_they_arise(tmp_path, target, data):
-    """--features has the target's states of every dialogue but for its last token, as they are when
-    the text is run by itself; train_head.py finds them by the same folder, and computes none."""
-    kept = str(tmp_path / "features")
-    main(options(target, tmp_path / "data", "--features", kept, sources=(str(data),)))
-    model, _ = load_target(str(target), dtype="float32")
     states = TargetStates(model, kept, target_digests(str(target)))
-    texts = [row["input_ids"] for row in made(tmp_path / "data")]
+    texts = [row["input_ids"] for row in rows]
     wanted = TargetStates(model).of(texts)
     model.model.base_model.register_forward_pre_hook(lambda *_: pytest.fail("computed again"))
     for (feature_LF, hidden_LD), (right_LF, _) in zip(states.of(texts), wanted, strict=True):
@@ -217,8 +207,7 @@ def test_benchmark_prompts_are_dropped_by_name(tmp_path, target):
 
 
 def test_what_the_template_refuses_is_dropped(tmp_path, target):
-    """System messages, or a later turn, which is asked only behind a finished answer; the others go
-    on."""
+    """System messages, or a later turn, which is asked only behind a finished answer."""
     strict = Path(shutil.copytree(target, tmp_path / "strict"))
     template = strict / "chat_template.jinja"
     refusal = (
@@ -227,14 +216,13 @@ def test_what_the_template_refuses_is_dropped(tmp_path, target):
     )
     template.write_text(refusal + template.read_text())
     talks = [[f"Question {n}?", "So.", "NO more?", "Yes."] for n in range(2, 10)]
-    talks = [sharegpt(*talk) for talk in [*talks, ["Question 10?", "So."]]]
-    talks += [sharegpt(f"Question {n}?", "So.") | {"system": "Be kind."} for n in range(2)]
+    talks = [sharegpt(*talk) for talk in talks]
+    talks.append(sharegpt("Question 1?", "So.") | {"system": "Be kind."})
     limit = ("--max_new_tokens", "300")
     main(options(strict, tmp_path / "data", *limit, sources=prompts(tmp_path, *talks)))
     kept = {row["user"]: row["finished"] for row in made(tmp_path / "data")}
     dropped = summary(tmp_path / "data")["dropped"]
     assert dropped == {"template refuses it": len(talks) - len(kept)}
-    assert kept.pop("Question 10?") in (True, False)
     assert 0 < len(kept) < 8 and not any(kept.values())
 
 
@@ -268,8 +256,9 @@ def test_minutes_cut_the_answers_under_way(tmp_path, monkeypatch, terse):
         assert "prompt too long" not in str(told.value)
 
 
-def test_a_source_that_yields_nothing_stops_with_advice(tmp_path, target, mute):
+def test_a_source_that_yields_nothing_stops_with_advice(tmp_path, target):
     """A target that does not end its own user turns was asked for ever."""
+    mute = scaled(target, tmp_path / "mute", end=0.0)
     with pytest.raises(SystemExit, match="yields too little: of 128 user turns .* --sources"):
         main(options(mute, tmp_path / "self", "--dialogues", "500", "--batch_size", "128"))
     with pytest.raises(SystemExit, match="no dialogue was made .1 prompt too long"):

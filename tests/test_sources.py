@@ -37,12 +37,7 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
 
 # record -> messages, and the fields that are counted as not read
 FORMS = [
-    (sharegpt(("system", "s"), ("Human", "u"), ("gpt", "a")), [S, U, A], {"id"}),
-    (
-        sharegpt(("human", "u"), ("gpt", "a")) | {"system": "s", "tools": "1"},
-        [S, U, A],
-        {"id", "tools"},
-    ),
+    (sharegpt(("Human", "u"), ("gpt", "a")) | {"system": "s"}, [S, U, A], {"id"}),
     (sharegpt(("system", "s"), ("human", "u")) | {"system": "t"}, [S, U], {"id", "system"}),
     ({"conversation": [U, A], "system": None, "images": []}, [U, A], set()),  # LMSYS, WildChat
     ({"messages": [S | {"role": "developer"}, PARTS]}, [S, U], set()),
@@ -53,27 +48,19 @@ FORMS = [
     ({"prompt": "u", "chosen": [U, A], "rejected": [U, S]}, [U, A], {"rejected"}),
     ({"prompt": [S, U], "chosen": [A]}, [S, U], {"chosen"}),
     ({"instruction": "u", "input": "x", "output": "a", "system": "s"}, [S, HI], {"output"}),
-    ({"instruction": "u", "input": "", "output": "a"}, [U], {"output"}),
     ({"instruction": "u", "context": "x", "category": "c"}, [HI], {"category"}),  # Dolly
-    (
-        {"instruction": "u", "response": "a"} | sharegpt(("human", "u"), ("gpt", "a")),
-        [U, A],
-        {"id"},
-    ),
+    ({"instruction": "u", "response": "a", "messages": [U, A]}, [U, A], set()),  # Magpie
     ({"system_prompt": "s", "question": "u", "response": "a"}, [S, U], {"response"}),  # OpenOrca
     ("u", [U], set()),
     ({"question_id": 1, "turns": ["u", "u"]}, [U, U], {"question_id"}),
 ]
 MALFORMED = [
     (sharegpt(("gpt", "a"), ("human", "u")), "take turns"),
-    (sharegpt(("human", "u"), ("human", "u")), "take turns"),
     (sharegpt(("human", "u"), ("tool", "a")), "role 'tool'"),
     (sharegpt(("human", " \n"), ("gpt", "a")), "empty"),
-    ({"conversations": [{"from": "human"}]}, "empty"),
     ({"conversations": [U, "a"]}, "neither"),
     ({"messages": [IMAGE]}, "image_url"),
     ({"messages": [{"role": "user", "content": 5}]}, "no text"),
-    ({"chosen": "Human: u"}, "known form"),
     (7, "known form"),
 ]
 
@@ -138,17 +125,14 @@ def test_files(tmp_path):
         ("a.xlsx", b"PK\x03\x04....", "line 1 is no record: .*; give JSON lines"),
         ("a.jsonl", '{"prompt": "\u00e9"}'.encode("latin-1"), "UTF-8"),
         ("a.jsonl", b'"u"\n{"prompt": \n', "line 2"),
-        ("a.csv", b"prompt\nHello, you\n", "more cells than there are names"),
         ("a.jsonl.gz", gzip.compress(b"x" * 99, mtime=0)[:-9], "damaged"),
         ("a.parquet", b"PAR1....", "damaged"),
-        ("", b"", "a folder"),
         ("a.json", b'{"questions": [{"prompt": "u"}]}', "in the place of a list of records"),
     ],
 )
 def test_what_is_no_records_is_named(tmp_path, name, data, told):
     """By what it is; not every file of another kind is a broken one."""
-    if name:
-        (tmp_path / name).write_bytes(data)
+    (tmp_path / name).write_bytes(data)
     with pytest.raises(BadInput, match=told):
         read_source(str(tmp_path / name))
 
@@ -186,12 +170,9 @@ BENCHMARKS = Benchmarks({"long": [LONG], "short": [SHORT, "", "..."], "middle": 
     [
         # case, punctuation and white space do not hide a prompt
         ("  how ARE you -- old\n\nfriend", "short"),
-        (LONG.upper().replace(" ", ",  "), "long"),
         # any 13 words in a row are enough, anywhere; 12 of them are not
-        ("please answer: " + LONG + " thank you", "long"),
-        ("zero " + " ".join(LONG.split()[:13]), "long"),
-        ("zero " + " ".join(LONG.split()[2:]), "long"),
-        ("zero " + " ".join(LONG.split()[:12]) + " and so on and on", None),
+        ("zero " + " ".join(LONG.split()[2:]).upper(), "long"),
+        (" ".join(LONG.split()[:12]) + " and so on and on", None),
         # of a shorter prompt all words, within a text if they are six, not if they are five
         ("He said: " + MIDDLE, "middle"),
         (MIDDLE.removesuffix("friend?") + "man?", None),
