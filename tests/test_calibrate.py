@@ -101,14 +101,7 @@ def test_command_predicts_goes_on_and_names_the_next(call, models, tmp_path):
     exact, lossy = made["rows"]
     assert (exact["arm"], lossy["arm"]) == ("exact", "path:9")
     assert exact["cost"]["value"] == 0 < lossy["cost"]["value"] and lossy["questions"] == 2
-    for name, words in (
-        ("tokens_per_round", "path:9: {:.2f} tokens a round"),
-        ("gain", "{:.2f} times exact's"),
-        ("tokens_per_second", "{:.1f} tokens a second"),
-        ("cost", "cost of {:.4f} a token"),
-    ):
-        assert words.format(lossy[name]["value"]) in text, name
-    assert "regret in nats" in text
+    assert f"path:9: {lossy['tokens_per_round']['value']:.2f} tokens a round" in text
 
     before = rows(folder / "records/predicted.jsonl")
     call(COMMAND, *options, "--arms", "path:9")

@@ -26,22 +26,18 @@ BODY = "    return math.pi * r * r\n"
 WHOLE = f"def area(r):\n{BODY}"
 
 RIGHT = {
-    "block": f"Here it is:\n\n```python\n{WHOLE}```\nIt uses pi.",
-    "block without a language": f"```\n{WHOLE}```",
+    "block": f"Here it is:\n\n```\n{WHOLE}```\nIt uses pi.",
     "block of the body": f"```python\n{BODY}```",
     "unclosed block": f"```python\n{WHOLE}",
-    "second block": f"Run it:\n```python\nprint(area(1))\n```\n```python\n{WHOLE}```",
     "shell block first": f"```bash\npip install x\n```\n```python\n{WHOLE}```",
     "text around": f"Define a function:\n\n{WHOLE}\nThis is the area of a circle.",
     "prose that begins like code": f"from geometry we know this.\nclass of formulas:\n\n{WHOLE}",
-    "bare continuation": BODY,
     "bare continuation that goes on": f"{BODY}\ndef perimeter(r):\n    return 2 *",
     "mended": "```python\ndef area(r):\n    return r\n```\nNo, that is wrong:\n"
     f"~~~py\n{WHOLE}~~~\nTest it:\n```python\nprint(area(1))\n```",
     "mended without blocks": f"def area(r):\n    return r\n\nNo, that is wrong:\n\n{WHOLE}",
     "mended body": f"```python\n    return r\n```\nNo:\n```python\n{BODY}```\n```\narea(1)\n```",
     "block in a list": f"1. So:\n\n   ```python\n{indent(WHOLE, '   ')}   ```",
-    "block in a quotation": f"> ```python\n{indent(WHOLE, '> ')}> ```",
     "fence within a text": "```python\ndef area(r):\n    '''\n    ```\n    area(1)\n    ```'''\n"
     f"{BODY}```",
     "block that begins amid a line": f"Sure: ```python\n{WHOLE}```",

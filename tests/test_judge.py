@@ -116,10 +116,8 @@ def test_requests_ratings_and_scores_are_fastchats(
 def test_ratings_of_replies():
     """Off the scale there is none. Regression: a mark that the judge thought of or quoted was
     taken, as FastChat takes the first."""
-    ratings = {"Good. Rating: [[7]]": 7, "[[8.5]] or [[2]]": 2, "in [1], so [[9]]": 9}
-    ratings |= {"Rating: [6]": 6, "[[0]]": 0, "since [2023] nothing": None}
-    ratings |= dict.fromkeys(["[[ 7 ]]", "[[seven]] 7/10", "[[-3]]", "", "<think>A [[3]]? Or"])
-    ratings |= {"<think>A [[3]]? No.</think>Rating: [[9]]": 9, "[[2023]] and [[5]]": 5}
+    ratings = {"Good. Rating: [[8.5]]": 8.5, "in [1], so [[9]]": 9, "Rating: [6]": 6, "[[0]]": 0}
+    ratings |= dict.fromkeys(["since [2023] nothing", "[[seven]] 7/10", "<think>A [[3]]? Or"])
     ratings |= {"A [[3]]? No.</think>Rating: [9]": 9}  # the template began the thought
     ratings |= {'It asks for "[[10]]". Rating: [[4]], see [1] and [[2023]].': 4}
     assert {text: parse_rating(text) for text in ratings} == ratings
