@@ -5,12 +5,11 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from commands import rows
+from commands import rows, write_rows
 from judge_server import rating
 
 from eagle_fsd.evaluation.questions import fastchat_answers, read_questions
 from eagle_fsd.models.assets import asset_dir
-from eagle_fsd.runs.jsonl import write_lines
 from eagle_fsd.tasks.judge import parse_rating
 from eagle_fsd.tasks.task_scores import compare_scores
 
@@ -30,17 +29,13 @@ def write_run(folder, ids=IDS, note=""):
     (folder / "records").mkdir(parents=True, exist_ok=True)
     asked = [q for q in read_questions("") if q.question_id in ids]
     for arm in ARMS:
-        records = [
-            {"question_id": question.question_id, "answer_id": "x", "arm": arm, "tstamp": 0.0}
-            | {
-                "turns": [
-                    {"prompt": prompt, "text": f"{{{arm}}} {question.question_id} {turn}{note}"}
-                    for turn, prompt in enumerate(question.turns)
-                ]
-            }
-            for question in asked
-        ]
-        write_lines(folder / "records" / f"{arm.replace(':', '_')}.jsonl", records)
+        records = []
+        for question in asked:
+            said = [f"{{{arm}}} {question.question_id} {turn}{note}" for turn in (0, 1)]
+            turns = [{"prompt": p, "text": t} for p, t in zip(question.turns, said, strict=True)]
+            place = {"question_id": question.question_id, "answer_id": "x", "tstamp": 0.0}
+            records.append(place | {"arm": arm, "turns": turns})
+        write_rows(folder / "records" / f"{arm.replace(':', '_')}.jsonl", *records)
     return folder
 
 
@@ -144,32 +139,29 @@ def test_only_what_is_new_is_asked(judge, server, folder):
     assert len(before) == 6 and server.keys == {"Bearer sk-4711"}
     write_run(folder, (*IDS, 82))
     assert "24 ratings" in judge()
-    assert replies(folder)[:6] == before and len(server.bodies) == 3 * 4 * 2
+    assert replies(folder)[:6] == before and len(server.bodies) == 24
     write_run(folder, (*IDS, 82), note=" anew")
     judge()
-    assert len(server.bodies) == 2 * 24
     assert "judge gpt-4, turn 2" in judge("--arms", "exact")
     assert len(server.bodies) == 2 * 24
 
 
 def test_faults(judge, server, folder):
-    """What passes is tried again. What lasts ends the judging, and the same command goes on with
-    what has no rating yet."""
+    """What passes is tried again. What lasts, or is a page of something else, ends the judging, and
+    the same command goes on with what has no rating yet."""
     server.faults = [429, 500]
     judge("--arms", "plain")
     assert len(server.bodies) == 6 + 2
     server.faults = [200, 200, *[401] * 9]
     said = judge("--arms", "exact")
     assert said.startswith("error: the judge gpt-4 failed") and "OPENAI_API_KEY" in said
-    server.faults = []
-    before = replies(folder)
+    server.faults, server.reply, before = [], None, replies(folder)
+    assert judge().startswith("error: the judge gpt-4 failed")
+    server.reply = rating
     assert 6 + 2 <= len(before) < 12
     judge()
     assert replies(folder)[: len(before)] == before
     assert len({line["digest"] for line in replies(folder)}) == len(replies(folder)) == 18
-    server.reply = None  # a page of something else
-    write_run(folder, note=" anew")
-    assert judge().startswith("error: the judge gpt-4 failed")
 
 
 def test_failures_are_counted_and_asked_again(judge, server, folder):
