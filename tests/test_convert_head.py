@@ -44,7 +44,6 @@ def test_another_layout_becomes_ours(tmp_path, capsys):
     written = load_file(tmp_path / "ours" / "model.safetensors")
     # bug held down: only the user who wrote it could read it
     assert len({path.stat().st_mode for path in (tmp_path / "ours").iterdir()}) == 1
-    assert written.keys() == tensors.keys()
     assert all(torch.equal(written[key], tensor) for key, tensor in tensors.items())
 
 

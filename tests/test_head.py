@@ -27,6 +27,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.drafters import growing
 from eagle_fsd.drafters.eagle import EagleDrafter, head_drafter
 from eagle_fsd.heads.draft_head import DraftHead, build_head
 from eagle_fsd.heads.files import read_head, write_head
@@ -108,12 +109,14 @@ def slow_logits(target: Target, head: DraftHead, tokens_T, features_TF, drafts) 
         *((n, "llama") for n in PUBLISHED),
     ],
 )
-def test_trees_are_those_of_the_slow_version(name, family):
+def test_trees_are_those_of_the_slow_version(name, family, monkeypatch):
     """Over rounds of observe and propose: tokens, parents and draft rows == path by path.
 
-    Rounds commit 1 to 5 tokens, one of them by two observes; the second sequence starts anew in
-    the same drafter. Gemma scales its embedding, which the head must see scaled.
+    Rounds commit 1 to 5 tokens, one of them by two observes, and more than 4 in blocks; the second
+    sequence starts anew in the same drafter. Gemma scales its embedding, which the head must see
+    scaled.
     """
+    monkeypatch.setattr(growing, "BLOCK_ROWS", 4)
     scale = 0.5 if family == "gemma3" else 1.0  # its embedding is six times as large
     target, head = target_and_head(name, family=family, seed=4, scale=scale)
     drafter = EagleDrafter(head, target, TreeConfig(12, 3, 4))

@@ -45,27 +45,43 @@ from eagle_fsd.models.digests import head_digests
 from eagle_fsd.models.load import load_head
 
 
-def target_of(name: str) -> TargetShape:
-    return TargetShape(WIDE if "width" in name else D)
-
-
 def assert_same_tensors(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
     assert got.keys() == want.keys()
     for key, tensor in want.items():
         assert got[key].dtype == tensor.dtype and torch.equal(got[key], tensor), key
 
 
+def assert_runs_as_the_reference(head: DraftHead, tensors: dict, config: dict) -> None:
+    generator, T = torch.Generator().manual_seed(1), 23
+    width = head.config.num_fused * head.config.feature_size
+    feature_TF = torch.randn(T, width, generator=generator)
+    embedding_TD, second_TD = torch.randn(2, T, D, generator=generator)
+    got_TD, want_TD = head.fuse(feature_TF), reference_head.fuse(tensors, config, feature_TF)
+    for step_TD in (embedding_TD, second_TD):
+        torch.testing.assert_close(got_TD, want_TD, atol=1e-4, rtol=1e-4)
+        got_TD = head(got_TD[None], step_TD[None], head.angles(torch.arange(T)))[0]
+        want_TD = reference_head.forward(tensors, config, step_TD, want_TD)
+    torch.testing.assert_close(got_TD, want_TD, atol=1e-4, rtol=1e-4)
+    if head.config.eagle3:
+        want_TD = reference_head.normed(tensors, config, want_TD)
+    torch.testing.assert_close(head.normed(got_TD), want_TD, atol=1e-4, rtol=1e-4)
+    assert want_TD.std() > 0.1
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("name", published())
-@pytest.mark.parametrize("kind", ["safetensors", "bin"])
-def test_published_heads_load_and_are_read_back(tmp_path, name, kind):
-    """Config and tensors are ours; what is written in bfloat16 is read back, in our layout, nothing
-    assumed, and names no setting that is off."""
+def test_published_heads_load_and_run_and_are_read_back(tmp_path, name):
+    """Config and tensors are ours; fuse, two steps and what the lm_head reads are the reference's;
+    what is written in bfloat16 is read back, in our layout, nothing assumed, and names no setting
+    that is off."""
     values, theirs, ours, fields = published()[name]
-    target = target_of(name)
-    head, notes = read_head(save(tmp_path / "theirs", values, theirs, kind), target)
+    target = TargetShape(WIDE if "width" in name else D)
+    head, notes = read_head(save(tmp_path / "theirs", values, theirs), target)
     assert notes[0] == f"layout: {name.partition(',')[0]}"
     assert head.config == HeadConfig(**SIZES | fields) and not head.training
     assert_same_tensors(head.state_dict(), ours)
+    if "rope_scaling" not in fields:
+        assert_runs_as_the_reference(head, ours, SIZES | fields)
     folder = tmp_path / "a" / "b"
     write_head(folder, head.bfloat16())
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
@@ -76,29 +92,6 @@ def test_published_heads_load_and_are_read_back(tmp_path, name, kind):
     written = json.loads((folder / "config.json").read_text())
     said = {"norm_output", "fc_norm", "norm_before_fc", "target_hidden_size", "qk_norm"}
     assert all(written[key] for key in said & written.keys())
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("name", [n for n, h in published().items() if "rope_scaling" not in h[3]])
-def test_published_heads_run_as_the_reference_does(tmp_path, name):
-    """fuse, two steps and what the lm_head reads."""
-    values, theirs, ours, fields = published()[name]
-    head, _ = read_head(save(tmp_path, values, theirs), target_of(name))
-    config, T = SIZES | fields, 23
-    generator = torch.Generator().manual_seed(1)
-    width = head.config.num_fused * head.config.feature_size
-    feature_TF = torch.randn(T, width, generator=generator)
-    embedding_TD, second_TD = torch.randn(2, T, D, generator=generator)
-    got_TD, want_TD = head.fuse(feature_TF), reference_head.fuse(ours, config, feature_TF)
-    for step_TD in (embedding_TD, second_TD):
-        torch.testing.assert_close(got_TD, want_TD, atol=1e-4, rtol=1e-4)
-        got_TD = head(got_TD[None], step_TD[None], head.angles(torch.arange(T)))[0]
-        want_TD = reference_head.forward(ours, config, step_TD, want_TD)
-    torch.testing.assert_close(got_TD, want_TD, atol=1e-4, rtol=1e-4)
-    if head.config.eagle3:
-        want_TD = reference_head.normed(ours, config, want_TD)
-    torch.testing.assert_close(head.normed(got_TD), want_TD, atol=1e-4, rtol=1e-4)
-    assert want_TD.std() > 0.1
 
 
 def test_settings_that_are_not_known_are_named(tmp_path, capsys):

@@ -33,25 +33,18 @@ MOE = {  # torch's grouped matmul wants rows of 16 bytes
     "first_k_dense_replace": 2,
     "num_nextn_predict_layers": 1,
 }
-# names of what is around the decoder layer; {n}: the number of the target's layers
-BEHIND = {
-    "enorm": "model.layers.{n}.enorm.weight",
-    "hnorm": "model.layers.{n}.hnorm.weight",
-    "eh_proj": "model.layers.{n}.eh_proj.weight",
-    "norm": "model.layers.{n}.shared_head.norm.weight",
-}
-APART = {
-    "enorm": "mtp.pre_fc_norm_embedding.weight",
-    "hnorm": "mtp.pre_fc_norm_hidden.weight",
-    "eh_proj": "mtp.fc.weight",
-    "norm": "mtp.norm.weight",
-}
-MIMO = {
-    "enorm": "model.mtp_layers.0.token_layernorm.weight",
-    "hnorm": "model.mtp_layers.0.hidden_layernorm.weight",
-    "eh_proj": "model.mtp_layers.0.input_proj.weight",
-    "norm": "model.mtp_layers.0.final_layernorm.weight",
-}
+
+
+def names(start: str, *ends: str) -> dict[str, str]:
+    """Of what is around the decoder layer; {n}: the number of the target's layers."""
+    parts = ("enorm", "hnorm", "eh_proj", "norm")
+    return {part: f"{start}{end}.weight" for part, end in zip(parts, ends, strict=True)}
+
+
+BEHIND = names("model.layers.{n}.", "enorm", "hnorm", "eh_proj", "shared_head.norm")
+APART = names("mtp.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
+MIMO = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+MIMO = names("model.mtp_layers.0.", *MIMO)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 transformers' sdpa attention repeats keys and values for every query head of a group when it is
 given a mask (with 128 sequences of 300 tokens on a CPU: most of a step's time). Here the queries of
 a group are folded into the rows instead, so that keys and values are read once and nothing is
-copied. The mask of a tree comes folded too, made once a round (cache.py), not once a layer. It goes
-through transformers' attention interface: no layer is touched.
+copied. The mask of a tree comes folded too, made once a round (cache.py), not once a layer.
 
 Axes: B sequences, H query heads, G key/value heads, R = H / G, N queries (tree nodes), K keys,
 d head size.
@@ -47,7 +46,7 @@ def folded_attention(
     dropout: float = 0.0,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
-    """Attention in transformers' calling convention: [B, N, H, d], and no weights.
+    """In transformers' calling convention: [B, N, H, d], and no weights.
 
     Args:
         query: [B, H, N, d]; sequences of several queries each (B and N above 1), and prompts, go
@@ -163,8 +162,6 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 class Folded(Engine):
-    """Folded attention only; for several devices, and CPUs that cannot pack."""
-
     name = "folded"
     rebuilds = True
 

@@ -2,9 +2,8 @@
 
 What lies between two products of a step is hundreds of small operators and the Python that calls
 them; a compiler makes a few loops of them, in a minute a step the first time and in seconds from
-its cache on disk. The cache holds code and no weights. Two steps are compiled, the target's over
-the nodes of a tree (Target.verify) and the drafter's over a level (GrowingDrafter.step); how many
-nodes there are, and how many cache rows, is left open. Measured in results/speed_compiled.
+its cache on disk. Two steps are compiled, Target.verify over the nodes of a tree and
+GrowingDrafter.step over a level, for any number of nodes. Measured in results/speed_compiled.
 """
 
 import itertools

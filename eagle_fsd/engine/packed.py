@@ -1,17 +1,11 @@
-"""Linear layers of a stock model with weights laid out for the processor, and norms, attention and
-MLPs with fewer operators, swapped in from outside.
-
-A stock `nn.Linear` on a CPU lays its weight out anew, or reads it badly, at every call. In float32
-the weights are held in 16 bits where they fit (products.py); otherwise oneDNN is given the weight
-packed once (what torch.compile's freezing does, without a compiler). Layers that read the same
-input (q, k, v; gate, up) become one product. Measured: results/speed_float32.
+"""Linear layers, norms, attention and MLPs of a stock model, exchanged from outside for products
+with weights laid out once (products.py) and for fewer operators. Layers that read the same input
+(q, k, v; gate, up) become one product. Measured: results/speed_float32.
 
 A step of a small model is hundreds of operators of a microsecond or two, called from Python. An
 RMS norm is six of them and rotary positions of queries and keys some fourteen; here they are five,
 and four for both. Families differ in these places: what is exchanged is first run beside the layer
 that it stands for, on random numbers, and left as it was where the two differ.
-
-The model's forward stays as it is: only its submodules are exchanged.
 
 Axes: B sequences, N positions, D input size.
 """

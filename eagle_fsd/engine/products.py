@@ -1,14 +1,11 @@
 """What stands in the place of a stock model's linear layers, norms, MLPs and embedding on a CPU.
 
-Products of float32 inputs with weights held in 16 bits are FBGEMM's, on x86 processors. Reading
-weights is what a small batch waits for, and 16-bit floats are half of the bytes. The
-product itself is done in float32, so that of weights which 16 bits hold exactly it is the float32
-product, with the roundings of another kernel. bfloat16 values (8 bits of mantissa) fit into float16
-(11 bits) if their range does; a power of two, by which the whole matrix is multiplied and its input
-divided, moves the range and rounds nothing. The smallest number that is kept whole is then some
-2 ** -32 of the matrix's largest.
-
-Nothing else in the library knows the operators: torch has them in a namespace of quantisation.
+A stock nn.Linear lays its weight out anew at every call: oneDNN is given it packed once. And
+reading weights is what a small batch waits for: float32 ones are held in 16 bits where these hold
+them exactly, for FBGEMM's products on x86 processors, which are done in float32. bfloat16 values (8
+bits of mantissa) fit into float16 (11 bits) if their range does; a power of two, by which the whole
+matrix is multiplied and its input divided, moves the range and rounds nothing. The smallest number
+that is kept whole is then some 2 ** -32 of the matrix's largest.
 """
 
 import functools

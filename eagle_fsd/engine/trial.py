@@ -1,9 +1,8 @@
 """Whether a model verifies draft trees correctly, by trial: its family, and an engine on it.
 
 Of a family that is not tested a small tree is verified behind a prompt, and compared with what the
-stock model gives for each of its branches, run alone. First the stock model itself is tried, so
-that a fault of the family is not taken for one of an engine; then the engines in turn, until one
-gives the same.
+stock model gives for each of its branches, run alone: first by the stock model itself, so that a
+fault of the family is not taken for one of an engine, then by the engines in turn.
 """
 
 import inspect

@@ -1,5 +1,4 @@
-"""The draft heads: EAGLE-1/2 and EAGLE-3, and how training runs them on their own predictions. How
-trees are grown with them is in drafters/eagle.py.
+"""The draft heads EAGLE-1/2 and EAGLE-3, and how training runs them on their own predictions.
 
 A head is run step by step on `hidden`: at true positions `fuse(features)`, below them its own last
 output. A step reads hidden at position i and the embedding of token i+1, and its output stands for

@@ -8,7 +8,7 @@
     speculators  vllm-project/speculators (src/speculators/models/eagle.py, models/eagle3/): nested
                  config; "fusion_fc", "transformer." for EAGLE-1/2, "layers.0." for EAGLE-3
 
-All are read, upstream's is written. What each publisher's heads have is in results/published_heads.
+All are read, upstream's is written; see results/published_heads.
 
 Fused layers are counted in two ways. Ours is an index into transformers' hidden_states: i is what
 enters layer i; speculators and vLLM count alike. SpecForge's and ModelOpt's i is what leaves layer

@@ -1,8 +1,5 @@
-"""An MTP layer from the files of a checkpoint and into files of its own.
-
-Of a checkpoint the MTP tensors alone are read, by file and key; GGUF files never. A layer that was
-trained on is written under the same keys into a folder of its own, whose config.json says what it
-is; the tensors can be put back into the checkpoint that it is of.
+"""An MTP layer from the files of a checkpoint, of which its tensors alone are read, and into files
+of its own under the same keys, so that they can be put back into the checkpoint.
 """
 
 import json

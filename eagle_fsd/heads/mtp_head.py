@@ -137,11 +137,9 @@ class MtpConfig:
     Attributes:
         target: of the target's text model.
         feature, own: see above.
-        own_lm_head: it has one; else the target's is its own too.
         fused_experts: its experts lie in one tensor for all, in the checkpoint as in transformers.
-        layer: what the family's model class makes the decoder layer with in the place of its own:
-            with full attention, and with experts where the family has any.
-        feature_size: the target's hidden size, see HeadConfig.
+        layer: with what the family's model class makes the decoder layer, as one with full
+            attention, and with experts where the family has any.
     """
 
     target: PretrainedConfig
@@ -199,7 +197,7 @@ class MtpConfig:
 
 
 class MtpHead(DraftHead):
-    """An MTP layer, without weights; `step` is transformers' own but for the final norm."""
+    """Without weights until they are loaded; `step` is transformers' own but for the final norm."""
 
     config: MtpConfig
 
@@ -213,14 +211,14 @@ class MtpHead(DraftHead):
         body.config.mtp_hidden_states_first = config.layout.hidden_first
         super().__init__(config, rotary=type(body.rotary_emb)(config=body.config))
         kind, norm, D = type(body.layers[0]), type(body.norm), config.hidden_size
-        with torch.device("meta"):  # until load_state_dict(.., assign=True)
+        with torch.device("meta"):
             self.step = MtpLayer(config.layer, kind, norm, 0, use_post_norm=False)
             self.norm = norm(D, eps=config.layer.rms_norm_eps)
             if config.own_lm_head:
                 self.lm_head = nn.Linear(D, config.vocab_size, bias=False)
 
     def page(self) -> dict[str, str]:
-        """What it is, for people to read, a line by its label."""
+        """As StoredHead.page."""
         config = self.config
         states = {"normed": "after its final norm", "raw": "before its final norm"}
         return {

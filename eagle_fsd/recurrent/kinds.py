@@ -1,8 +1,4 @@
-"""Which layers' functions of transformers have a form for trees, and whose layers call them.
-
-Another family whose layers call one of these functions takes an entry of FAMILIES; a new kind of
-layer takes an entry of SCANS, a function as those in scans.py.
-"""
+"""Which layers' functions of transformers have a form for trees, and whose layers call them."""
 
 import math
 from collections.abc import Callable

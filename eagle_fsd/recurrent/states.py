@@ -33,13 +33,7 @@ ARGUMENT = "draft_tree"
 
 class RecurrentLayer(LinearAttentionLayer):
     """The last inputs of the convolution, in the model's dtype, and the state of the recurrence, in
-    float32, behind the last committed token.
-
-    Prompts and single tokens change them as transformers does. A tree leaves them alone until
-    `keep_path`.
-
-    Args:
-        cache: to which the layer belongs; its `forward` is the TreeForward that runs, or None.
+    float32, behind the last committed token. A tree leaves them alone until `keep_path`.
 
     Attributes:
         inputs: of the nodes' convolutions, [1, C, N]; None when no tree waits for its path.
@@ -49,7 +43,7 @@ class RecurrentLayer(LinearAttentionLayer):
 
     def __init__(self, cache: Cache):
         super().__init__()
-        self._cache = weakref.ref(cache)
+        self._cache = weakref.ref(cache)  # whose `forward` is the TreeForward that runs, or None
         self._forget_tree()
 
     def _forget_tree(self) -> None:
@@ -60,12 +54,11 @@ class RecurrentLayer(LinearAttentionLayer):
     def update_conv_state(
         self, conv_states: torch.Tensor, state_idx: int = 0, **kwargs
     ) -> torch.Tensor:
-        """The inputs behind those that are kept; of a tree the convolution is run over both."""
         forward = self._cache().forward
         self._forget_tree()
         if forward is None:
             return super().update_conv_state(conv_states, state_idx, **kwargs)
-        forward.layer, self.inputs = self, conv_states
+        forward.layer, self.inputs = self, conv_states  # the convolution is run over kept and new
         return torch.cat([self.conv_states[0], conv_states], dim=-1)
 
     def update_recurrent_state(
@@ -76,7 +69,7 @@ class RecurrentLayer(LinearAttentionLayer):
         return super().update_recurrent_state(recurrent_states.float(), state_idx, **kwargs)
 
     def keep_path(self, node_A: torch.Tensor) -> None:
-        """Fold a path of the last tree, root first; nothing to do after a single token."""
+        """Fold a path of the last tree, root first; after a single token there is none."""
         if self.inputs is not None:
             node_A, window = node_A.to(self.inputs.device), self.conv_states[0]
             kept = torch.cat([window, self.inputs[:, :, node_A]], dim=-1)
