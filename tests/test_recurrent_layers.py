@@ -1,4 +1,5 @@
-"""Recurrences and convolutions over a tree == transformers' own functions along every path.
+"""Recurrences over a tree == transformers' own functions along every path. Convolutions, which are
+a model's whatever its recurrence: test_matrix.py.
 
 Axes: N tree nodes, A nodes of a path, H heads, K size of keys, V size of values.
 """
@@ -12,7 +13,7 @@ from transformers.models.kimi_linear import modeling_kimi_linear
 from transformers.models.qwen3_next import modeling_qwen3_next
 
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.recurrent.scans import delta_rule, mamba2, node_windows, tree_convolution
+from eagle_fsd.recurrent.scans import delta_rule, mamba2
 
 H, K, V = 6, 8, 5
 SIZES = [2, 3, 7, 20, 41, 60]
@@ -101,26 +102,3 @@ def test_every_node_of_a_tree_is_its_path_run_alone(name, dtype):
             folded = max(folded, (after_ours - after).abs().max().item())
     assert worst < (2e-5 if dtype == torch.float32 else 2**-7)
     assert folded < 2e-5
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("taps", [2, 3, 4])
-def test_every_node_of_a_convolution_is_its_path_run_alone(taps, dtype):
-    torch.manual_seed(taps)
-    channels = 7
-    weight, bias = torch.randn(channels, taps).to(dtype), torch.randn(channels).to(dtype)
-    for size in SIZES:
-        tree = tree_of(size)
-        text, nodes = torch.randn(1, channels, taps).to(dtype), torch.randn(1, channels, size)
-        nodes = nodes.to(dtype)
-        window_NT = node_windows(tree.parent_N, taps)
-        columns = torch.cat([text, nodes], dim=-1)
-        ours = tree_convolution(columns, weight, bias, "silu", window_NT=window_NT)
-        assert ours.shape == nodes.shape and ours.dtype == dtype
-        for node in range(size):
-            path = nodes[:, :, tree.ancestor_NN[node].nonzero()[:, 0]]
-            stock = modeling_qwen3_next.causal_conv1d_fn(
-                torch.cat([text, path], dim=-1), weight, bias, "silu"
-            )[0, :, -1]
-            atol = 1e-6 if dtype == torch.float32 else 2**-6
-            torch.testing.assert_close(ours[0, :, node], stock, atol=atol, rtol=2**-7)

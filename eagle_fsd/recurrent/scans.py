@@ -1,5 +1,4 @@
-"""The recurrences of gated delta nets and of Mamba-2, and their causal depthwise convolution, over
-the nodes of a draft tree.
+"""The recurrences of gated delta nets and of Mamba-2 over the nodes of a draft tree.
 
 A recurrence takes what transformers' own function of the layer takes, and computes every node's
 output from the state before the tree, without a state of its own per node: the decay from a node to
@@ -7,15 +6,13 @@ one below it is the product over the path between them, and an ancestor's contri
 node would have read of the state. The kept path is then folded into the state (Stash.folded).
 
 Axes: N tree nodes, A nodes of a path, H heads, K size of keys, V size of values, D decays of a
-head: one, or one for each channel of its keys (D is K). Of a convolution: C channels, T taps of the
-kernel.
+head: one, or one for each channel of its keys (D is K).
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
-from transformers.activations import ACT2FN
 
 
 @dataclass(frozen=True)
@@ -164,38 +161,3 @@ def _decayed_products(
         ],
         dim=1,
     )
-
-
-def node_windows(parent_N: torch.Tensor, taps: int) -> torch.Tensor:
-    """For every node the columns that its output reads, oldest first, int64 [N, T]: its own, its
-    parent's and so on up to the root, and then the text's before the root. The columns are those of
-    what RecurrentLayer gives the convolution: the text's last T inputs, then the nodes'."""
-    before = torch.arange(-1, taps - 1, device=parent_N.device)  # of the text's columns
-    before_C = torch.cat([before, parent_N + taps]).clamp_min(0)
-    before_C[taps] = taps - 1  # what stands before the root is the text's last
-    columns = [torch.arange(taps, taps + len(parent_N), device=parent_N.device)]
-    for _ in range(taps - 1):
-        columns.append(before_C[columns[-1]])
-    return torch.stack(columns[::-1], dim=1)
-
-
-def tree_convolution(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    *,
-    window_NT: torch.Tensor,
-    **_: object,
-) -> torch.Tensor:
-    """In the calling convention of transformers' `causal_conv1d_fn`: from [1, C, T + N], which
-    begins with the text's last T columns, to the nodes' [1, C, N]."""
-    seen_CNT = hidden_states[0].to(weight.dtype)[:, window_NT]
-    # in float32, as the kernels of half-precision numbers add up
-    output_CN = (seen_CNT.float() * weight.float()[:, None]).sum(-1)
-    if bias is not None:
-        output_CN = output_CN + bias.float()[:, None]
-    output_CN = output_CN.to(weight.dtype)
-    if activation is not None:
-        output_CN = ACT2FN[activation](output_CN)
-    return output_CN[None].to(hidden_states.dtype)

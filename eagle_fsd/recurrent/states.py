@@ -7,7 +7,7 @@ functions of ours stand in their place. These look for the tree among their argu
 stock function where there is none: the forwards of other models, in other threads, do not see them.
 No layer is touched.
 
-Axes: C channels of the convolution, N tree nodes, A nodes of the kept path.
+Axes: C channels of the convolution, T taps of its kernel, N tree nodes, A nodes of the kept path.
 """
 
 import sys
@@ -21,11 +21,12 @@ from types import ModuleType
 
 import torch
 from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.recurrent.kinds import CONVOLUTION, CONVOLUTION_ALONE, FAMILIES, SCANS
-from eagle_fsd.recurrent.scans import Stash, node_windows, tree_convolution
+from eagle_fsd.recurrent.scans import Stash
 
 # The argument of a model's forward by which its layers' functions are given the tree.
 ARGUMENT = "draft_tree"
@@ -111,13 +112,38 @@ class TreeForward:
         self.layer: RecurrentLayer | None = None
         self._windows: dict[int, torch.Tensor] = {}
 
-    def convolution(self, hidden_states: torch.Tensor, weight: torch.Tensor, *args, **kwargs):
-        taps = weight.shape[-1]
-        if taps not in self._windows:
-            self._windows[taps] = node_windows(self.parent_N, taps)
-        window_NT = self._windows[taps].to(hidden_states.device)
+    def convolution(
+        self,
+        hidden_states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: str | None = None,
+        **_: object,
+    ) -> torch.Tensor:
+        """In the calling convention of transformers' `causal_conv1d_fn`, depthwise: from [1, C, T +
+        N], which begins with the text's last T columns, to the nodes' [1, C, N]."""
         self.layer.convolved = True
-        return tree_convolution(hidden_states, weight, *args, **kwargs, window_NT=window_NT)
+        T, parent_N = weight.shape[-1], self.parent_N
+        if T not in self._windows:
+            # For every node the columns that its output reads, oldest first, int64 [N, T]: its own,
+            # its parent's and so on up to the root, and then the text's before the root.
+            before = torch.arange(-1, T - 1, device=parent_N.device)  # of the text's columns
+            before_C = torch.cat([before, parent_N + T]).clamp_min(0)
+            before_C[T] = T - 1  # what stands before the root is the text's last
+            columns = [torch.arange(T, T + len(parent_N), device=parent_N.device)]
+            for _ in range(T - 1):
+                columns.append(before_C[columns[-1]])
+            self._windows[T] = torch.stack(columns[::-1], dim=1)
+        window_NT = self._windows[T].to(hidden_states.device)
+        seen_CNT = hidden_states[0].to(weight.dtype)[:, window_NT]
+        # in float32, as the kernels of half-precision numbers add up
+        output_CN = (seen_CNT.float() * weight.float()[:, None]).sum(-1)
+        if bias is not None:
+            output_CN = output_CN + bias.float()[:, None]
+        output_CN = output_CN.to(weight.dtype)
+        if activation is not None:
+            output_CN = ACT2FN[activation](output_CN)
+        return output_CN[None].to(hidden_states.dtype)
 
     def scan(self, name: str, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
         ours, initial = SCANS[name]
