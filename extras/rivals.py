@@ -14,17 +14,15 @@ with the longest run of the target's own tokens behind it is taken, of equals th
     asd  one of regret <= `regret` is let through if at least `suffix` such drafts follow, at most
          `block` a round, until an answer has spent `ledger` nats       (ASD, arXiv 2608.03447)
 
-How probable each draft becomes, above temperature 0; at 0 all of these are exact and refused. The
-first two are given for one sampled draft. In a deterministic tree raising the probability that the
-round goes on costs least if the draft is drawn from P restricted to the drafts C, so both raise
-P(C) as a whole.
+How probable each draft becomes, above temperature 0; at 0 both of these are exact and refused. They
+are given for one sampled draft. In a deterministic tree raising the probability that the round goes
+on costs least if the draft is drawn from P restricted to the drafts C, so both raise P(C) as a
+whole.
 
     cactus    advance with probability min(1, pi + sqrt(2 delta pi (1 - pi))), pi = P(C)
               (Cactus, arXiv 2604.04987: a bound of delta on the KL to second order)
     mentored  advance as often as KL(emitted || P) <= kl allows (mentored decoding,
               V. Tran-Thien 2023; arXiv 2609.30474)
-    sglang    drafts in their order, c_i with P(c_1) + .. + P(c_i) >= acc u, or P(c_i) >= single
-              (SGLang's speculative_accept_threshold_acc and _single; 1 and 1: exact)
 
 Guards:
 
@@ -167,18 +165,14 @@ class Asd(SuffixRule):
 # --- how probable each draft becomes ------------------------------------------------------------
 
 
-class Sampled(Coupled):
-    """One of the rules of this file; above temperature 0 only."""
+class Raised(Coupled):
+    """Raises the probability pi of all drafts together to `raised(pi)`."""
 
     def check(self, sampling: SamplingConfig, drafter: Drafter) -> None:
         if sampling.temperature == 0:
             raise BadInput(
                 "at temperature 0 this rule is exact: raise --temperature, or take the rule exact"
             )
-
-
-class Raised(Sampled):
-    """Raises the probability pi of all drafts together to `raised(pi)`."""
 
     def raised(self, pi: float) -> float:
         """The new probability, pi to 1, of 0 < pi < 1."""
@@ -230,49 +224,6 @@ class Mentored(Raised):
             cost += (1 - new) * math.log((1 - new) / (1 - pi)) if new < 1 else 0.0
             low, high = (new, high) if cost <= self.kl else (low, new)
         return low
-
-
-@dataclass(frozen=True)
-class Sglang(Sampled):
-    """SGLang's two thresholds.
-
-    Attributes:
-        acc: the sum of probabilities that is enough to take a draft; 1 is exact.
-        single: a draft of this probability is taken as soon as it is asked; at 1 none is.
-    """
-
-    lossless_at: ClassVar[float] = 1.0
-    acc: float = 1.0
-    single: float = 1.0
-
-    def __post_init__(self):
-        if not 0 < self.acc <= 1 or not 0 <= self.single <= 1:
-            raise BadInput(
-                f"the thresholds are probabilities, acc above 0; got acc "
-                f"{self.acc}, single {self.single}"
-            )
-
-    def taken(self, tree: VerifiedTree, v: int) -> dict[int, float]:
-        """The new probability of every child."""
-        taken, below, reached = {}, 0.0, 0.0
-        for c in tree.children[v]:
-            prob = math.exp(tree.value("log_prob", c))
-            below += prob
-            sure = 0 < prob >= self.single < 1
-            now = max(reached, 1.0 if sure else min(1.0, below / self.acc))
-            taken[c], reached = now - reached, now
-        return taken
-
-    def tilt(self, tree: VerifiedTree, v: int, child: int | None) -> float:
-        if self.acc == self.single == 1:
-            return 0.0
-        taken = self.taken(tree, v)
-        if child is None:
-            old = math.fsum(math.exp(tree.value("log_prob", c)) for c in taken)
-            old, new = 1 - old, 1 - math.fsum(taken.values())
-        else:
-            old, new = math.exp(tree.value("log_prob", child)), taken[child]
-        return math.log(new / old) if new > 0 < old else -math.inf if old > 0 else 0.0
 
 
 # --- guards -------------------------------------------------------------------------------------
@@ -332,5 +283,5 @@ class Loop(Guard):
 
 
 PLACES["flatness"] = flatness
-RULES |= {"asd": Asd, "fly": Fly, "sglang": Sglang, "cactus": Cactus, "mentored": Mentored}
+RULES |= {"asd": Asd, "fly": Fly, "cactus": Cactus, "mentored": Mentored}
 GUARDS |= {"known": Known, "js": Js, "first": First, "loop": Loop}

@@ -5,7 +5,7 @@ import math
 import scipy.optimize
 from reference_accept import SlowAccept, kl, probs, slow_divergence
 
-COUPLED = ("sglang", "cactus", "mentored")
+COUPLED = ("cactus", "mentored")
 
 
 class SlowRivals(SlowAccept):
@@ -37,14 +37,7 @@ class SlowRivals(SlowAccept):
         if self.kind not in COUPLED or not drafted:
             return super().new(v)
         new, total = list(self.p[v]), math.fsum(self.p[v][t] for t in drafted)
-        if self.kind == "sglang":
-            below = reached = 0.0
-            for token in drafted:
-                below += self.p[v][token]
-                sure = rule.single < 1 and self.p[v][token] >= max(rule.single, 1e-300)
-                now = max(reached, 1.0 if sure else min(1.0, below / rule.acc))
-                new[token], reached = now - reached, now
-        elif 0 < total < 1 - 1e-12:
+        if 0 < total < 1 - 1e-12:
             reached = total
             if self.kind == "cactus":
                 reached = min(1.0, total + (2 * rule.delta * total * (1 - total)) ** 0.5)
