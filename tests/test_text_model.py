@@ -8,7 +8,7 @@ import torch
 from answers import TREES, assert_same, by_generate, run
 from reference_tree import largest_error, random_tree
 from safetensors.torch import load_file, save_file
-from test_target import LONG, LONG_FACTORS, TURN
+from test_target import LONG, TURN
 from tiny import (
     EAGER,
     SIZES,
@@ -102,7 +102,8 @@ def test_longrope_targets_read_texts_up_to_the_length_at_which_positions_change(
     """To the last token, though a tree reaches over it; the check takes such a target, and a longer
     text is refused. Beyond, what is cached would have the positions of before: transformers'
     generate itself begins anew there."""
-    config = LlamaConfig(**SIZES, rope_parameters={"rope_type": "longrope"} | TURN | LONG_FACTORS)
+    factors = {"short_factor": [1.0] * 5, "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0]}
+    config = LlamaConfig(**SIZES, rope_parameters={"rope_type": "longrope"} | TURN | factors)
     target = Target(random_model(config, seed=0))
     check_tree_attention(target)
     most = TURN["original_max_position_embeddings"]
