@@ -26,12 +26,7 @@ from eagle_fsd.config import BadInput, SamplingConfig, check_known, tree_name
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.tree import Drafter, RootDrafter
 from eagle_fsd.decoding.verified import Guard, Rule
-from eagle_fsd.drafters.settings import (
-    DEFAULT_DRAFTER,
-    DRAFTERS,
-    DrafterSettings,
-    LoadedModels,
-)
+from eagle_fsd.drafters.settings import DEFAULT_DRAFTER, DRAFTERS, DrafterSettings, LoadedModels
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.rules.guards import GUARDS
@@ -43,7 +38,7 @@ NUMBERS = {float: "a number", int: "a whole number"}  # types of fields, in word
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to answer; two arms of one (canonical) text are one arm."""
+    """A way to answer; its text is canonical."""
 
     text: str
     rule: Rule | None = None  # None for the arms of transformers
@@ -57,7 +52,6 @@ class Arm:
 
     @property
     def kind(self) -> str:
-        """The rule's name, or that of an arm without drafts."""
         return re.split("[:,@]", self.text)[0]
 
     @property
@@ -78,7 +72,7 @@ class Arm:
 
     @property
     def tree(self) -> str:
-        """The shape of its trees, if the arm names one: "7x3x4", else ""."""
+        """The shape of its trees, "7x3x4", if the arm names one, else ""."""
         named = self.drafter.shape if self.drafts else None
         return tree_name(named) if named else ""
 
@@ -110,16 +104,13 @@ class Arm:
             self.policy(sampling).check(drafter or self.drafter or RootDrafter())
 
     def check_answers(self) -> None:
-        """Refuse an arm that is not of our loop."""
         if not self.runs_our_loop:
             raise BadInput(
                 f"arm {self.text!r} is transformers' own loop: call that, or lm-eval's --model hf"
             )
 
     def build_drafter(self, model: LoadedModels) -> Drafter:
-        """Its drafter; build it once, since a reduced draft vocabulary may be copied for it.
-        BadInput: the model lacks what it needs, or trees are wider than the target's longest text.
-        """
+        """Its drafter; build it once, since a reduced draft vocabulary may be copied for it."""
         drafter = self.drafter.build(model) if self.drafts else RootDrafter()
         if drafter.max_nodes > model.target.max_positions:
             raise BadInput(
@@ -130,8 +121,8 @@ class Arm:
 
 
 def parse_arm(text: str, *, tree: str = "") -> Arm:
-    """An arm from its text. One that states the run's tree is the one that states none. BadInput:
-    unknown name or field, or a value that it refuses; lists what is known."""
+    """An arm from its text, by a BadInput where it has none. One that states the run's tree is the
+    one that states none."""
     if text in (PLAIN, *BY_TRANSFORMERS):
         return Arm(text, Exact() if text == PLAIN else None)
     rule_text, at, drafter_text = text.partition("@")
@@ -148,7 +139,7 @@ def parse_arm(text: str, *, tree: str = "") -> Arm:
 
 
 def parse_arms(texts: Sequence[str], *, tree: str = "") -> list[Arm]:
-    """Arms from their texts; BadInput also if two of them are one arm."""
+    """Arms from their texts, at least one and no two the same."""
     said: dict[Arm, str] = {}
     for text in texts:
         arm = parse_arm(text, tree=tree)

@@ -21,6 +21,8 @@ LAYER_TYPES = ("chunked_attention", "full_attention", "sliding_attention")
 # and texts end there (longest_text). Those of dynamic change from token to token: cached
 # keys are of a length before, and a tree may reach over it.
 ROPES = ("default", "linear", "llama3", "longrope", "proportional", "yarn")
+# Settings, and the values with which a text is read in both directions.
+BOTH_WAYS = {"use_bidirectional_attention": (True, "all"), "is_causal": (False,)}
 # What families call the factor of their logits, and whether it multiplies. Each family has one.
 FACTORS = {
     "logit_scale": True,
@@ -73,13 +75,10 @@ def with_last_state(body: PreTrainedModel) -> PreTrainedModel:
 
 
 def logit_factor(config: PretrainedConfig) -> float:
-    """What the family multiplies the products of its lm_head by.
-
-    A name counts where the family's config class has it; of what others have in a config.json the
-    model reads nothing.
-    """
+    """What the family multiplies the products of its lm_head by."""
     for name, multiplies in FACTORS.items():
         value = getattr(config, name, None)
+        # what a config.json has beside its class's names is read by no model
         if value is not None and hasattr(type(config), name):
             multiplies = multiplies or config.model_type in MULTIPLIED
             return float(value) if multiplies else 1 / float(value)
@@ -87,11 +86,10 @@ def logit_factor(config: PretrainedConfig) -> float:
 
 
 def longest_text(config: PretrainedConfig) -> int:
-    """Positions that the model was made for, and of rotary positions that change with the length of
-    the text, those before the change: what is cached has the positions of before, so that plain
-    decoding itself would mix the two."""
+    """Positions that the model was made for, or those before its rotary positions change."""
     most = getattr(config, "max_position_embeddings", None) or 2**31
     for part in rope_parts(config):
+        # cached keys have the positions of before, so that plain decoding itself would mix the two
         if part.get("rope_type") == "longrope":
             most = min(most, part["original_max_position_embeddings"])
     return most
@@ -105,20 +103,15 @@ def rope_parts(config: PretrainedConfig) -> list[dict]:
 
 def check_supported(config: PretrainedConfig) -> None:
     """Refuse, by its config alone, a model whose verification could not be right; of a multimodal
-    model its text model is meant.
-
-    Raises:
-        BadInput: names the model type and what is not supported.
-    """
+    model its text model is meant."""
     if config.is_encoder_decoder:
         raise BadInput(
             f"target of type {config.model_type!r} is an encoder-decoder; a decoder is needed"
         )
     config = text_config(config)
     kind = config.model_type
-    # 1. It reads a text from left to right. "vision": of images alone.
-    both_ways = {"use_bidirectional_attention": (True, "all"), "is_causal": (False,)}
-    for name, values in both_ways.items():
+    # 1. It reads a text from left to right ("vision": both ways of images alone).
+    for name, values in BOTH_WAYS.items():
         if (value := getattr(config, name, None)) in values:
             raise BadInput(
                 f"target of type {kind!r} reads a text in both directions ({name} is {value}), and "
@@ -138,8 +131,7 @@ def check_supported(config: PretrainedConfig) -> None:
 
 
 def check_rope(parameters: dict, owner: str, known: tuple[str, ...] = ROPES) -> None:
-    """Refuse, by a BadInput that names the owner, rotary positions of another kind than those; by
-    default ones that are the same at every length of the text."""
+    """Refuse, by a BadInput that names the owner, rotary positions of another kind."""
     name = parameters.get("rope_type") or parameters.get("type") or "default"
     if name not in known:
         raise BadInput(

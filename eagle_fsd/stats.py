@@ -55,8 +55,8 @@ def interval(
 def _jackknife(
     part_QK: Sequence[Sequence[float]], statistic: Statistic
 ) -> tuple[float, float, int]:
-    """Value, margin, and how many questions are unlike the rest: it is one value without any of
-    the rest."""
+    """Value, margin, and how many questions are unlike the rest, without each of which the value is
+    the same."""
     part_QK = np.asarray(part_QK, dtype=np.float64)
     questions = len(part_QK)
     if not questions:
@@ -116,7 +116,7 @@ def median_interval(values_Q: Sequence[float]) -> Interval:
 def paired_ratio(
     mine_Q2: Sequence[Sequence[float]], theirs_Q2: Sequence[Sequence[float]]
 ) -> Interval:
-    """My rate over theirs, as in rate_interval; the questions are the same."""
+    """My rate over theirs, of the same questions."""
     both_Q22 = list(zip(mine_Q2, theirs_Q2, strict=True))
     return interval(both_Q22, lambda total_X22: _rate(_rate(total_X22)), logarithmic=True)
 
@@ -137,12 +137,8 @@ def paired_difference(mine_Q: Sequence[float], theirs_Q: Sequence[float]) -> Int
 
 
 def mcnemar(mine_Q: Sequence[bool], theirs_Q: Sequence[bool]) -> dict[str, int | float]:
-    """McNemar's exact test of answers that are 0 or 1.
-
-    Returns:
-        {"gained", "lost", "mcnemar_p"}: questions only mine has, only theirs has, and the two-sided
-        binomial p of a split as uneven; 1.0 where no question differs.
-    """
+    """McNemar's exact test of answers that are 0 or 1: how many only mine has, only theirs has, and
+    the two-sided binomial p of a split as uneven."""
     differences = [int(mine) - int(theirs) for mine, theirs in zip(mine_Q, theirs_Q, strict=True)]
     gained, lost = differences.count(1), differences.count(-1)
     tail = sum(math.comb(gained + lost, i) for i in range(min(gained, lost) + 1))

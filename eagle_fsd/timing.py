@@ -26,10 +26,7 @@ def synchronized_time(device: torch.device) -> float:
 
 
 def rotated(items: Sequence[Item], turn: int) -> list[Item]:
-    """The items from another one on every turn, so that none always goes first.
-
-    Example: a b c at turn 4 is b c a.
-    """
+    """The items from another one on every turn: a b c at turn 4 is b c a."""
     at = turn % len(items)
     return [*items[at:], *items[:at]]
 
@@ -44,19 +41,33 @@ def check_one_process() -> None:
 
 
 def check_timing_alone(device: str) -> list[str]:
-    """Look around right before something is timed, on auto at every CUDA device.
-
-    Returns:
-        Warnings, printed too: others keep the CPU busy, or it cannot be found out who is at work.
-
-    Raises:
-        BadInput: no such device, several processes, or another one has the CUDA device in use.
-    """
+    """Look around right before something is timed, on auto at every CUDA device: BadInput where
+    another process uses one. Returns warnings, printed too."""
     check_device(device)
     check_one_process()
+    warnings = []
+    # 1. A CUDA device is this process's alone, by what nvidia-smi lists.
     every = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    devices = map(torch.device, every if device == "auto" else [device])
-    warnings = [text for one in devices if one.type == "cuda" and (text := _check_cuda(one))]
+    for one in map(torch.device, every if device == "auto" else [device]):
+        if one.type != "cuda":
+            continue
+        torch.zeros(1, device=one)  # a context of our own, so that one of the listed is us
+        query = ["nvidia-smi", f"--id=GPU-{torch.cuda.get_device_properties(one).uuid}"]
+        query += ["--query-compute-apps=pid", "--format=csv,noheader"]
+        try:
+            done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+            listed = [int(line) for line in done.stdout.split()]
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            warnings.append(f"cannot find out whether other processes use {one}: {error}")
+            continue
+        if others := other_processes(listed, os.getpid()):
+            raise BadInput(
+                f"other processes use {one} (by nvidia-smi: {', '.join(map(str, others))}): speeds "
+                "would be theirs too. Wait for them, or choose another device"
+            )
+        if not listed:
+            warnings.append(f"cannot find out who uses {one}: nvidia-smi does not list even us")
+    # 2. The CPU is busy with others' work to a part alone.
     if (busy := load_by_others()) > BUSY:
         warnings.append(
             f"other processes keep {busy:.1f} cores busy: speeds will be low and vary. Wait until "
@@ -65,24 +76,6 @@ def check_timing_alone(device: str) -> list[str]:
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return warnings
-
-
-def _check_cuda(device: torch.device) -> str:
-    """Refuses a device that others use; a warning where that cannot be found out, else ""."""
-    torch.zeros(1, device=device)  # a context of our own, so that one of the listed is us
-    query = ["nvidia-smi", f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"]
-    query += ["--query-compute-apps=pid", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
-        listed = [int(line) for line in done.stdout.split()]
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return f"cannot find out whether other processes use {device}: {error}"
-    if others := other_processes(listed, os.getpid()):
-        raise BadInput(
-            f"other processes use {device} (by nvidia-smi: {', '.join(map(str, others))}): speeds "
-            "would be theirs too. Wait for them, or choose another device"
-        )
-    return "" if listed else f"cannot find out who uses {device}: nvidia-smi does not list even us"
 
 
 def other_processes(listed: list[int], own: int) -> list[int]:

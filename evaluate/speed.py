@@ -67,12 +67,20 @@ def run_speed(
     from eagle_fsd.evaluation.bench import Bench
     from eagle_fsd.evaluation.report.write_report import report_bench
     from eagle_fsd.evaluation.tables import columns, markdown_table
+    from eagle_fsd.models.load import load_target_config
     from eagle_fsd.runs.folder import Run
+    from eagle_fsd.speed.forwards import ROWS_NEEDED
     from eagle_fsd.speed.rounds import ROUND_PHASES, price_lines, profile_contexts
     from eagle_fsd.timing import check_one_process
 
     check_one_process()
-    check_room(options, model_options.target)
+    # a context must leave room for the measurements after it, which come after the whole bench
+    most = getattr(load_target_config(model_options.target), "max_position_embeddings", None)
+    if most is not None and options.context[-1] + ROWS_NEEDED > most:
+        raise BadInput(
+            f"--context {options.context[-1]} and the {ROWS_NEEDED} positions of the measurements "
+            f"after it are more than the target's {most}: shorten it"
+        )
     questions = cut(spread(read_questions(options.question_file), options.questions), options.turns)
     name = f"Speed on {Path(options.question_file).name or 'MT-Bench'}"
     bench = Bench(name, "speed", questions, options, sampling, model_options)
@@ -105,20 +113,6 @@ def run_speed(
     parts += [markdown_table(single, of_forward), NOTES, *price_lines(rounds, single)]
     further = {"rounds": rounds, "forwards": single}
     print(report_bench(bench, extra="\n\n".join(parts), further=further))
-
-
-def check_room(options: SpeedOptions, target: str) -> None:
-    """Refuse a context that leaves no room for the measurements after it."""
-    from eagle_fsd.models.load import load_target_config
-    from eagle_fsd.speed.forwards import ROWS_NEEDED
-
-    most = getattr(load_target_config(target), "max_position_embeddings", None)
-    needed = max(options.context, default=0) + ROWS_NEEDED
-    if most is not None and needed > most:
-        raise BadInput(
-            f"--context {max(options.context)} needs {needed} positions with the measurements "
-            f"after it, the target has {most}: shorten it"
-        )
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -39,7 +39,6 @@ Probe = tuple[Callable[[], object], Callable[[], object]]
 
 
 def in_turn(device: torch.device, probes: dict[str, Probe], label: str) -> dict[str, list[float]]:
-    """Seconds of all measurements of every probe, all in turn, after a warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in probes}
     for number in tqdm(range(WARM_UP + REPEATS), desc=label, leave=False):
         for name in rotated(list(probes), number):
@@ -52,12 +51,8 @@ def in_turn(device: torch.device, probes: dict[str, Probe], label: str) -> dict[
 
 
 def time_forwards(model: Model, context: Sequence[int]) -> dict[str, list[float]]:
-    """Seconds of every measurement, by the names of the table above but for the draft level; the
-    sequence in the model's target is lost.
-
-    Args:
-        context: prompt tokens before the first measurement.
-    """
+    """Seconds of every measurement behind these prompt tokens, by the names of the table above but
+    for the draft level; the sequence in the model's target is lost."""
     target, drafter = model.target, model.drafter
     context_L = torch.tensor(context, device=target.device)
     target.start(len(context) + ROWS_NEEDED)
@@ -96,8 +91,7 @@ def time_forwards(model: Model, context: Sequence[int]) -> dict[str, list[float]
 
 
 def text_seconds(model: Model) -> list[float]:
-    """What every round of an answer takes in eagle_fsd.stream beside decoding: its loop is not the
-    one that an arm's tokens a second are of, and what is slow there would be seen nowhere."""
+    """What a round takes in eagle_fsd.stream beside decoding: no arm's tokens a second have it."""
     decoded, seconds = [], []
 
     def watch(_: object) -> None:
@@ -110,10 +104,7 @@ def text_seconds(model: Model) -> list[float]:
 
 
 def forward_rows(seconds: dict[str, list[float]]) -> list[dict]:
-    """Median and least milliseconds of each, and the median as a multiple of the first one's.
-
-    A draft level's are of pairs of drafts that were measured in the same turn.
-    """
+    """Milliseconds; a draft level's are of pairs of drafts that were measured in the same turn."""
     ms = {name: 1000 * np.array(taken) for name, taken in seconds.items()}
     for name in [name for name in ms if name.startswith(f"draft {DEEP}x")]:
         k = name.rpartition("x")[2]

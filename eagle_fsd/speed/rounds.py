@@ -1,5 +1,4 @@
-"""Where an answer of our loop spends time and memory, at prompts of several lengths, into a run
-folder: a record an arm and context, and one of single forwards."""
+"""Where an answer of our loop spends time and memory, at prompts of several lengths."""
 
 import gc
 import os
@@ -51,14 +50,12 @@ def profile_contexts(
     *,
     device: str,
 ) -> tuple[list[dict], list[dict]]:
-    """Measure what is missing; returns the rows of round_rows, and those of forward_rows with their
-    context.
+    """Measure what the run, whose key is (arm, context), lacks; returns the rows of round_rows, and
+    those of forward_rows with their context.
 
     Args:
-        run: whose key is (arm, context).
         model: loads it, or gives the one that is loaded; asked if something is missing.
         lengths: tokens of the prompts, which are the ends of a user turn of the text repeated.
-        device: looked around at before something is timed.
     """
     found = run.records[PROFILES]
     jobs = [
@@ -91,23 +88,17 @@ def profile_contexts(
 
 
 def profile_arm(arm: Arm, model: Model, prompt: list[int], sampling: SamplingConfig) -> dict:
-    """Answer a prompt four times, since what measures one thing slows the others; the first time
-    warms up. Stop tokens are passed over.
-
-    Returns:
-        peak_memory_bytes of prefill and the first rounds, above what was there before;
-        start_seconds, of prefill and the first round, in which a drafter takes in the prompt; then
-        of the other rounds: their number, round_tokens, round_seconds without laps and
-        phase_seconds by laps (which wait for the device at every phase).
-    """
+    """Answer a prompt four times, since what measures one thing slows the others: to warm up, for
+    the memory, by laps, which wait for the device at every phase, and without them. Stop tokens are
+    passed over; prefill and the first round, in which a drafter takes in the prompt, are the
+    record's start."""
     target, drafter = model.target, arm.build_drafter(model)
     now = partial(synchronized_time, target.device)
     laps: list[tuple[str, float]] = []
     config = DecodeConfig(arm.policy(sampling), StopConfig(NEW_TOKENS))
 
     def beginning() -> None:
-        steps = decode_rounds(target, drafter, prompt, config)
-        deque(islice(steps, 1 + MEMORY_ROUNDS), maxlen=0)
+        deque(islice(decode_rounds(target, drafter, prompt, config), 1 + MEMORY_ROUNDS), maxlen=0)
 
     def timed(target: "Target | Lapped", drafter: "Drafter | Lapped") -> dict:
         began = now()
@@ -160,14 +151,9 @@ class Lapped:
 
 
 def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
-    """Most bytes that the work holds at a time, above what was held before it; exact, unlike the
-    resident set. The work is slowed down, so do not time it.
-
-    On CUDA the allocator's own peak. On a CPU the running sum of the profiler's memory events:
-    tensors, temporaries of operators, weights that oneDNN has packed. Blocks freed inside that were
-    allocated before are not counted as given back, so drop old buffers before. Neither counts what
-    a library (MKL, cuBLAS, OpenMP) takes from the system by itself.
-    """
+    """Most bytes that the work holds at a time, above what was held before it, without what a
+    library (MKL, cuBLAS, OpenMP) takes from the system by itself. On a CPU by the profiler, which
+    slows the work down and does not see that a block of before is given back: drop old buffers."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -186,8 +172,8 @@ def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
 
 
 def round_rows(records: list[dict]) -> list[dict]:
-    """What an average round of every arm costs in every context: milliseconds, also by phase, and
-    as a multiple of plain's; None where one draft filled the answer."""
+    """What an average round costs: milliseconds, also by phase, and as a multiple of plain's in the
+    same context; None where one draft filled the answer."""
     rows = []
     for record in records:
         count = record["rounds"] or None
@@ -206,18 +192,16 @@ def round_rows(records: list[dict]) -> list[dict]:
 
 
 def price_lines(rounds: list[dict], single: list[dict]) -> list[str]:
-    """By context what a node, a level of the head and a token cost, and the arm whose prices they
-    are (docs/speed.md#trees-by-price).
-
-    A node is the mean of those from a single one to WIDE nodes; a token takes what it takes the
-    fastest arm with the exact rule and the head's drafts, since long prompts repeat themselves for
-    the n-gram table. Without a head or such an arm there is no line.
-    """
+    """By context the tree whose prices are a node's, a level's and a token's cost, if there is a
+    head and an arm with the exact rule and its drafts (docs/speed.md#trees-by-price)."""
     lines = []
     for context in sorted({row["context"] for row in rounds}):
         ms = {row["forward"]: row["median_ms"] for row in single if row["context"] == context}
+        # a node is the mean of those from a single one to WIDE nodes
         node = (ms[f"verify {WIDE}"] - ms["verify 1"]) / (WIDE - 1)
         level = next((ms[name] for name in ms if name.startswith("draft level")), None)
+        # a token is the fastest arm's whose drafts are the head's: long prompts repeat themselves
+        # for an n-gram table
         token = min(
             (
                 row["rounds"] * row["ms_per_round"] / row["round_tokens"]
