@@ -9,9 +9,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from commands import load_command
+from commands import bench_options, load_command
 from hand_records import ARMS, TEXT, made_run, write_run
-from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput
@@ -79,6 +78,9 @@ class Page(HTMLParser):
         if self.open:
             self.texts.setdefault(self.open[-1], []).append(data)
 
+    def lines(self, tag: str) -> list[str]:
+        return [text.strip() for text in self.texts[tag] if text.strip()]
+
 
 @pytest.fixture(scope="module")
 def page(report_folder):
@@ -94,13 +96,11 @@ def test_tables_are_those_of_the_records(report_folder, page):
     assert [{key: mine[key] for key in rows[0]} for mine in found["arms"]] == rows
     categories = by_category(records)
     assert [{k: row[k] for k in categories[0]} for row in found["by_category"]] == categories
-    assert found.keys() == {"arms", "by_category", "equal_gain"}
     lines = (report_folder / "tables" / "arms.csv").read_text().splitlines()
-    assert [line.split(",")[1] for line in lines[1:]] == list(ARMS)
+    assert [line.split(",")[1] for line in lines[1:]] == list(ARMS) == page.texts["code"]
     shown = [text.strip() for text in page.texts["td"]]
     assert all(f"{row['tokens_per_round']['value']:.2f}" in shown for row in rows)
-    assert page.texts["code"] == list(ARMS)
-    assert [text.strip() for text in page.texts["li"] if text.strip()] == list(map(verdict, rows))
+    assert page.lines("li") == list(map(verdict, rows))
     words = " ".join(page.texts["pre"] + page.texts["p"])
     assert all(part in words for part in ("commit abc", "a machine", "'torch': '9.9'"))
 
@@ -124,7 +124,7 @@ def test_what_makes_arms_less_comparable_is_told(run_folder):
     assert run.origin("device") == "a machine / another"
 
 
-@pytest.mark.parametrize("line", ["[1]", "null", '{"question_id": 1, "turns": 2}', "{"])
+@pytest.mark.parametrize("line", ["[1]", '{"question_id": 1, "turns": 2}', "{"])
 def test_a_line_of_another_kind_is_told_by_file_and_line(run_folder, line):
     path = run_folder / "records" / "arm2.jsonl"
     first, *more = path.read_text().splitlines(keepends=True)
@@ -134,35 +134,26 @@ def test_a_line_of_another_kind_is_told_by_file_and_line(run_folder, line):
 
 
 def test_what_lacks_a_field_is_told_by_file_and_field(run_folder, tmp_path):
-    """Of records by line too, and of scores and sessions."""
-    record, whole = (
-        run_folder / "records/arm2.jsonl",
-        json.loads((run_folder / "run.json").read_text()),
-    )
-    scored = run_folder / "scores" / f"{parse_arm(FSD).slug}.jsonl"
-    first, *more = read_lines(record)
-
-    def refused(place: str, field: str) -> None:
-        words = told(run_folder, "--output", tmp_path / "report")
-        assert f"{place} has no '{field}'" in words and "older version" in words
-
-    for field in ("turns", "category", "arm"):
-        write_lines(record, [{key: first[key] for key in first if key != field}, *more])
-        refused(f"{record}, line 1", field)
-    for field in ("rounds", "token_ids", "seconds", "text"):
-        (turn,) = first["turns"]
-        turns = [{key: turn[key] for key in turn if key != field}]
-        write_lines(record, [*more, first | {"turns": turns}])
-        refused(f"{record}, line {len(more) + 1}", field)
-    write_lines(record, [{key: first[key] for key in first if key != "choice"}, *more])
-    REPORT.main([str(run_folder), "--output", str(tmp_path / "report")])  # it may be lacking
-    scored.parent.mkdir()
-    write_lines(scored, [{"question_id": 0}])
-    refused(f"{scored}, line 1", "scores")
-    scored.unlink()
+    """Of records and scores by line too. A choice may be lacking."""
+    first, *more = read_lines(run_folder / "records/arm2.jsonl")
+    (turn,) = first["turns"]
+    half = {"turns": [{key: turn[key] for key in turn if key != "rounds"}]}
+    for path, field, lines in (
+        ("records/arm2.jsonl", "category", [{k: first[k] for k in first if k != "category"}]),
+        ("records/arm2.jsonl", "rounds", [first | half]),
+        (f"scores/{parse_arm(FSD).slug}.jsonl", "scores", [{"question_id": 0}]),
+    ):
+        folder = shutil.copytree(run_folder, tmp_path / field)
+        (folder / path).parent.mkdir(exist_ok=True)
+        write_lines(folder / path, lines)
+        words = told(folder, "--output", tmp_path / "report")
+        assert f"{folder / path}, line 1 has no '{field}'" in words and "older version" in words
+    write_lines(run_folder / "records/arm2.jsonl", [first | {"choice": 0}, *more])
+    whole = json.loads((run_folder / "run.json").read_text())
     del whole["sessions"][0]["device"]
     write_json(run_folder / "run.json", whole)
-    refused(f"{run_folder / 'run.json'}", "device")
+    words = told(run_folder, "--output", tmp_path / "report")
+    assert f"{run_folder / 'run.json'} has no 'device'" in words
 
 
 def test_several_runs_one_torn_and_of_one_question(run_folder, report_folder, tmp_path, capsys):
@@ -187,17 +178,16 @@ def test_several_runs_one_torn_and_of_one_question(run_folder, report_folder, tm
 def test_a_folder_of_something_else_is_left_alone(run_folder, report_folder, tmp_path):
     """And of a report all that it did not write. Bugs held down: a project that has a report.json
     of its own, or links to another's, counted as an old report, and lost all its other files."""
-    project = tmp_path / "project"
-    (project / "src").mkdir(parents=True)
-    (project / "src" / "thesis.tex").write_text("years of work")
-    for own in ("{}", '{"runs": [], "warnings": [], "tables": {}}', "[1]", "no JSON"):
-        (project / "report.json").write_text(own)
+    project, made = tmp_path / "project", tmp_path / "project" / "report.json"
+    project.mkdir()
+    (project / "thesis.tex").write_text("years of work")
+    for own in ("{}", "[1]", None):
+        made.write_text(own) if own else made.unlink()
+        if not own:
+            made.symlink_to(report_folder / "report.json")
         before = contents(project)
         assert "is something else than a report" in told(run_folder, "--output", project)
         assert contents(project) == before
-    (project / "report.json").unlink()
-    (project / "report.json").symlink_to(report_folder / "report.json")
-    assert "of an older version: delete it" in told(run_folder, "--output", project)
     output = shutil.copytree(report_folder, tmp_path / "report")
     (output / "notes.txt").write_text("mine")
     REPORT.main([str(run_folder), "--output", str(output)])
@@ -229,25 +219,19 @@ def test_scores_stand_in_tables_verdicts_and_answers(tmp_path):
         row["turns"][0]["text"] += f"The answer is {draw.choice([17, 18])}."
     asked = [Question(i, "", ["?"], ["</script><b>18" if i else "18"]) for i in range(4)]
     folder = write_run(tmp_path / "run", records)
-    score_run(records, asked, "last_number", folder)
-    table = json.loads((folder / "scores" / "table.json").read_text())["rows"]
-    later = [row for row in table if row["arm"] != "fsd:0.4"]
-    later.sort(key=lambda row: row["arm"], reverse=True)
-    write_json(folder / "scores" / "table.json", {"rows": later})
-    (folder / "scores" / "fsd_0.4.jsonl").unlink()
+    with_scores = [arm for arm in ARMS if arm != "fsd:0.4"]
+    score_run({arm: records[arm] for arm in with_scores[::-1]}, asked, "last_number", folder)
     judged = {"arm": "exact", "question_id": 0, "choice": 0, "score": "judge gpt-4", "value": 8}
     of_judge = compare_scores([judged, judged | {"arm": "plain", "value": 6}])
     write_json(folder / "judge" / "gpt-4" / "single.json", {"rows": of_judge})
     REPORT.main([str(folder), "--output", str(tmp_path / "report")])
     shown = json.loads((tmp_path / "report" / "report.json").read_text())["tables"]["scores"]
-    with_scores = [arm for arm in ARMS if arm != "fsd:0.4"]
     means = {row["arm"]: row["mean"]["value"] for row in shown if row["score"] == "last_number"}
     assert list(means) == with_scores and len(set(means.values())) > 1
     last = [(row["score"], row["arm"], row["mean"]["value"]) for row in shown[-2:]]
     assert last == [("judge gpt-4", "plain", 6), ("judge gpt-4", "exact", 8)]
     page = Page((tmp_path / "report" / "index.html").read_text())
-    verdicts = [text.strip() for text in page.texts["li"] if text.strip()]
-    for arm, words in zip(ARMS, verdicts, strict=True):
+    for arm, words in zip(ARMS, page.lines("li"), strict=True):
         score = f"last_number {means[arm]:.3f}" if arm in means else ""
         assert words.startswith(score) and bool(score) == ("last_number" in words)
     (packed,) = page.data
@@ -288,33 +272,53 @@ def test_fuzzy_tokens_are_cut_out_of_the_text():
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory):
+def traced(tmp_path_factory, models):
     """A report on a run of evaluate/mt_bench.py on a tiny target, with traces."""
     folder = tmp_path_factory.mktemp("traced")
-    target, head = write_target(folder / "target"), write_random_head(folder / "head")
-    questions = [{"question_id": i, "category": "a", "turns": [f"Say {i}."]} for i in range(2)]
-    write_lines(folder / "question.jsonl", questions)
-    options = ["--target", target, "--head", head, "--question_file", folder / "question.jsonl"]
-    options += ["--tree", "7x3x3", "--max_new_tokens", 12, "--dtype", "float32", "--traces", 1]
-    options += ["--arms", "generate", "plain", "exact", "fsd:0.6", "--output", folder / "run"]
+    options = [*bench_options(models, folder), "--questions", 2, "--traces", 1]
+    options += ["--arms", "generate", "plain", "fsd:0.6"]
     load_command("evaluate/mt_bench.py").main(list(map(str, options)))
     REPORT.main([str(folder / "run"), "--output", str(folder / "report")])
     return folder
 
 
-def test_traces_are_the_records_rounds(traced):
-    """The page has the text of every answer, and the rounds of the traced question's."""
+def test_traces_tell_where_tokens_came_from(traced):
+    """The page has every answer's text, and of the traced question, but for generate, the trace,
+    which repeats its record; sources, path and probabilities agree with its rounds. Bug held down:
+    it went on to the end of the last round, beyond what was emitted."""
+    found = read_run(traced / "run").records
     (run,) = Page((traced / "report" / "index.html").read_text()).data
-    assert run["arms"] == ["plain", "generate", "exact", "fsd:0.6"]
-    traced_question, other = run["questions"]
-    assert not any("rounds" in answer[0] for answer in other["answers"])
-    found = read_run(traced / "run")
-    for arm, (turn,) in zip(run["arms"], traced_question["answers"], strict=True):
-        record = found.records[arm][0]
-        assert "".join(part for part, _ in turn["parts"]) == record["turns"][0]["text"]
-        if arm != "generate":  # which has no rounds
-            assert turn["rounds"] == record["turns"][0]["trace"]["rounds"]
-            assert turn["tokens"] == len(record["turns"][0]["token_ids"])
+    shown, other = (question["answers"] for question in run["questions"])
+    assert not any(
+        "rounds" in turn for turn in [*sum(other, []), *shown[run["arms"].index("generate")]]
+    )
+    sources, trimmed = [], 0
+    for arm, turns in zip(run["arms"], shown, strict=True):
+        for turn, done in zip(turns, found[arm][0]["turns"], strict=True):
+            assert "".join(part for part, _ in turn["parts"]) == done["text"]
+            if arm == "generate":  # which has no rounds
+                continue
+            trace = done["trace"]
+            assert (turn["first"], turn["rounds"]) == (trace["first"]["text"], trace["rounds"])
+            emitted = [e["token"] for r in trace["rounds"] for e in r["emitted"]]
+            assert [trace["first"]["token"], *emitted] == done["token_ids"]
+            for round_, recorded in zip(trace["rounds"], done["rounds"], strict=True):
+                emitted, nodes, path = (round_[key] for key in ("emitted", "nodes", "path"))
+                count = len(emitted)
+                trimmed += len(recorded["tokens"]) - count
+                assert [int(e["source"] == "fuzzy") for e in emitted] == recorded["fuzzy"][:count]
+                *drafts, last = (e["source"] for e in emitted)
+                assert (last == "target") == (count == len(recorded["tokens"]) == len(path))
+                sources += drafts
+                for e, known in zip(emitted, recorded["divergence"], strict=False):
+                    assert known is None or known == pytest.approx(e["divergence"], abs=2e-6)
+                    assert (e["best_prob"] == e["target_prob"]) == (e["regret"] == 0)
+                assert len(nodes) == (1 if arm == "plain" else 8) and nodes[0]["parent"] == -1
+                for parent, child, e in zip(path, path[1:], emitted, strict=False):
+                    assert nodes[child]["parent"] == parent
+                    for key in ("token", "target_prob", "draft_prob"):
+                        assert nodes[child][key] == e[key]
+    assert "fuzzy" in sources and "target" not in sources and trimmed > 0
 
 
 @pytest.mark.skipif(NODE is None, reason="no node here")
