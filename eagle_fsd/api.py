@@ -87,9 +87,6 @@ def stream(
             The text ends in front of a stop string.
         seed: of all randomness.
         watch: is shown prefill and every round as it arises, with its tree and its logits.
-
-    Raises:
-        BadInput: a setting is out of range, or prompt + budget is beyond the target's positions.
     """
     chosen, sampling = parse_arm(arm), SamplingConfig(temperature, top_k, top_p)
     chosen.check_answers()

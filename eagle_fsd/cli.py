@@ -21,8 +21,8 @@ from eagle_fsd.options import PluginOptions
 def run_command(
     run: Callable[..., None], options: Sequence[type], arguments: list[str] | None = None
 ) -> None:
-    """Run with one instance of each options class (a field's "help" is its documentation), read
-    from the arguments or the process's own, with the endings of ended_by."""
+    """Run with one instance of each options class, read from the arguments or the process's own,
+    with the endings of ended_by."""
     ended_by(lambda: run(*parse(HfArgumentParser(options), arguments)))
 
 

@@ -12,10 +12,8 @@ DEFAULT_ARM = "fsd:0.3"  # of commands and of api.generate; the rule's own defau
 
 
 class BadInput(ValueError):  # noqa: N818  (it is about what a user passed, and no error of ours)
-    """What a user passed cannot be used; the text names the value and the remedy.
-
-    Commands catch it and nothing else, so that an error of our own keeps its traceback.
-    """
+    """What a user passed cannot be used; the text names the value and the remedy. Commands catch it
+    and nothing else, so that an error of our own keeps its traceback."""
 
 
 def one_line(error: Exception) -> str:
@@ -24,7 +22,7 @@ def one_line(error: Exception) -> str:
 
 
 def check_known(what: str, name: str, known: Iterable[str]) -> None:
-    """Refuse a name that is not among the known, by a BadInput that lists them."""
+    """Refuse a name that is not among the known, which are listed."""
     if name not in known:
         raise BadInput(f"unknown {what} {name!r}{nearest(name, known)}; known: {', '.join(known)}")
 
@@ -36,10 +34,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def check_least(settings: object, prefix: str = "", /, **least: float) -> None:
-    """Refuse fields, or an entry of a list, below the least, nan and infinity, by a BadInput.
-
-    Example: check_least(options, "--", steps=1) raises "--steps must be at least 1, got 0".
-    """
+    """Refuse fields, or an entry of a list, that are below the least, nan or infinite: of
+    check_least(options, "--", steps=1) the text is "--steps must be at least 1, got 0"."""
     for name, low in least.items():
         value = getattr(settings, name)
         if not all(low <= v < math.inf for v in (value if isinstance(value, list) else [value])):
@@ -47,20 +43,14 @@ def check_least(settings: object, prefix: str = "", /, **least: float) -> None:
 
 
 def check_between(low: float, high: float, **values: float) -> None:
-    """Refuse values out of a range, by a BadInput.
-
-    Example: check_between(0, 1, keep=1.5) raises "keep must be from 0 to 1, got 1.5".
-    """
+    """Refuse values out of a range, its ends included."""
     for name, value in values.items():
         if not low <= value <= high:
             raise BadInput(f"{name} must be from {low} to {high}, got {value}")
 
 
 def check_numbers(settings: object, **kinds: type) -> None:
-    """Refuse fields that are no numbers of their kind, as None is none, by a BadInput.
-
-    Example: check_numbers(config, top_k=Integral) raises "top_k must be an integer, got 2.5".
-    """
+    """Refuse fields that are no numbers of their kind, as None is none."""
     for name, kind in kinds.items():
         if isinstance(value := getattr(settings, name), bool) or not isinstance(value, kind):
             wanted = "an integer" if kind is Integral else "a number"
@@ -70,7 +60,7 @@ def check_numbers(settings: object, **kinds: type) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """Refuse, by a BadInput, a seed that torch has no room for."""
+    """Refuse a seed that torch has no room for."""
     check_between(1 - 2**63, 2**63 - 1, seed=seed)
 
 
@@ -153,11 +143,7 @@ def tree_name(tree: TreeConfig) -> str:
 
 
 def parse_tree(text: str) -> TreeConfig:
-    """The inverse of tree_name.
-
-    Raises:
-        BadInput: not of that form, or a shape that TreeConfig refuses.
-    """
+    """The inverse of tree_name; refuses other texts."""
     shape, *prices = text.split(",")
     numbers = {name: value for name, _, value in (price.partition("=") for price in prices)}
     try:
@@ -211,7 +197,7 @@ class SamplingConfig:
 @contextmanager
 def step_of_setup(name: str) -> Iterator[None]:
     """Around imports of packages that only this step of scripts/setup.sh installs, or the extra of
-    its name: BadInput that says so where one is missing."""
+    its name: says so where one is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

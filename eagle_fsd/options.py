@@ -37,11 +37,8 @@ class Changeable(str):
 
 
 def option(default, help: str, *, may_change: bool = False):
-    """A dataclass field with its help text; of a list every instance has its own.
-
-    Args:
-        may_change: a run that is there goes on although the option is another now.
-    """
+    """A dataclass field with its help text. With may_change a run that is there goes on although
+    the option is another now."""
     # the parser hands all other metadata on to argparse
     metadata = {"help": Changeable(help) if may_change else help}
     if isinstance(default, list):
@@ -247,32 +244,28 @@ class ModelOptions(ChatOptions, PluginOptions):
             digests |= target_digests(self.draft_model, "draft_model")
         return digests | self.plugin_digest()
 
-    def head_of(self, arms: Sequence["Arm"]) -> str | None:
-        """The head that the arms need; None if none does. BadInput: one needs another."""
-        from eagle_fsd.models.load import is_mtp
-
-        if not any(arm.needs_head for arm in arms):
-            return None
-        wanted = next((arm for arm in arms if arm.drafts and arm.drafter.head), None)
-        if wanted is None:
-            return self.head
-        if self.head and not is_mtp(self.head):
-            raise BadInput(
-                f"arm {wanted.text!r} drafts with the target's own MTP layer, and --head "
-                f"{self.head} is another: leave it out, or compare the two in runs of their own"
-            )
-        return self.head or wanted.drafter.head
-
     def load(self, arms: Sequence["Arm"], *, keep_stock: bool = False) -> "Model":
         """models.loaded.load with these options, of what the arms need."""
+        from eagle_fsd.models.load import is_mtp
         from eagle_fsd.models.loaded import load
 
+        # 1. The head: none, the one that is named, or the target's own MTP layer.
+        head = self.head if any(arm.needs_head for arm in arms) else None
+        for arm in arms:
+            if arm.needs_head and arm.drafter.head:
+                if head and not is_mtp(head):
+                    raise BadInput(
+                        f"arm {arm.text!r} drafts with the target's own MTP layer, and --head "
+                        f"{head} is another: leave it out, or compare the two in runs of their own"
+                    )
+                head = head or arm.drafter.head
+        # 2. The draft model.
         pair = any(arm.needs_draft_model for arm in arms)
         if pair and not self.draft_model:
             raise BadInput("language_model drafts with a second model: name it with --draft_model")
         return load(
             self.target,
-            head=self.head_of(arms),
+            head=head,
             draft_model=self.draft_model if pair else "",
             tree=parse_tree(self.tree),
             dtype=self.dtype,

@@ -22,12 +22,8 @@ OWN = {kind: table.copy() for kind, table in TABLES.items()}
 
 
 def load_plugin(path: str) -> None:
-    """Run a Python file, once a process; what it puts into the library's tables is there.
-
-    Raises:
-        BadInput: the file cannot be read, ends in an error (its line is named), or replaces an
-            entry of the library's own, which stays.
-    """
+    """Run a Python file, once a process; what it puts into the library's tables is there. BadInput
+    names the line of its error; or it replaces an entry of the library's own, which stays."""
     name = ""
     try:
         source = Path(path).read_bytes()

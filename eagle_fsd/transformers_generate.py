@@ -56,8 +56,8 @@ class Built(NamedTuple):
 class DecodingMethod:
     """What `generate` of transformers calls in the place of its own loop. Keep it: what it makes
     for a model (the head on its device, the target's reader) is made at the first call, and again
-    when the model's embeddings or lm_head, or a loaded head, have changed; it lives as long as the
-    model.
+    when the model's embeddings or lm_head, or a loaded head, have changed. BadInput names what of
+    the model or of the request cannot be done.
 
     Args:
         head: folder or hub id of a draft head, or a loaded one, which is copied; "mtp" is the MTP
@@ -69,10 +69,6 @@ class DecodingMethod:
     Attributes:
         last: what the last call did, or has done so far: tokens, rounds, tokens_per_round,
             fuzzy_share (see Generation); None before the first.
-
-    Raises:
-        BadInput: unknown arm, or one that needs a head; in `generate`: names what of the model or
-            of the request cannot be done.
 
     Example:
         >>> import eagle_fsd
@@ -116,13 +112,8 @@ class DecodingMethod:
         stream_to: BaseStreamer | None = None,
         **rest: object,
     ) -> torch.Tensor:
-        """The prompt and its answer, [1, T].
-
-        Args:
-            stream_to: a streamer. `generate` hands on an argument that a callable declares, unless
-                it is one of its own: neither `streamer` nor `assistant_model` gets here
-                (transformers 5.23, GenerationMixin._extract_generation_mode_kwargs).
-        """
+        """The prompt and its answer, [1, T]. `stream_to` is a streamer: of its own arguments, as
+        `streamer` is one, `generate` hands none on (transformers 5.23)."""
         # 1. What cannot be honoured is refused by name, and what is made once is made.
         sampling = _read_request(model, input_ids, generation_config, logits_processor, rest)
         built = self._built.get(model)
@@ -164,7 +155,6 @@ class DecodingMethod:
         return sequence[:, :length]
 
     def _build(self, model: PreTrainedModel) -> Built:
-        """BadInput: the model cannot be decoded with, or not by this head."""
         check_supported(model.config)
         config, head = text_config(model.config), self._head
         if model.dtype == torch.bfloat16 and training_dtype(model.device.type) != "bfloat16":
@@ -219,8 +209,8 @@ def _read_request(
     processors: LogitsProcessorList,
     rest: dict[str, object],
 ) -> SamplingConfig:
-    """The sampling that is asked for. BadInput names all that is not one prompt on a plain model,
-    decoded greedily or by sampling."""
+    """The sampling that is asked for; refuses all but one prompt on a plain model, decoded greedily
+    or by sampling."""
     # 1. Sampling, whose own logits processors are those that `generate` made of it.
     chosen = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p")}
     chosen = {"temperature": 1.0} | {n: value for n, value in chosen.items() if value is not None}

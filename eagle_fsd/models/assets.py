@@ -54,8 +54,7 @@ CARRIERS = {
 
 
 def embedded_target() -> str:
-    """The folder of the embedded target, for from_pretrained of transformers' classes; it is made
-    on first use."""
+    """The folder of the embedded target, made on first use, for transformers' from_pretrained."""
     return str(asset_dir(EMBEDDED_ASSET))
 
 

@@ -35,11 +35,7 @@ def prompt_ids(
     conv_template: str = "",
 ) -> list[int]:
     """Token ids of a conversation up to where the assistant's next turn begins. A FastChat template
-    is named for tokenizers without one.
-
-    Raises:
-        BadInput: see read_messages; there is no template, or it refuses these messages.
-    """
+    is named for tokenizers without one."""
     messages = broken_up(tokenizer, read_messages(prompt))
     text = render(tokenizer, messages, conv_template=conv_template)
     return encode(tokenizer, text, begins=bool(conv_template))
@@ -53,7 +49,7 @@ def render(
     answer_next: bool = True,
 ) -> str:
     """A conversation's text by the tokenizer's chat template, or by FastChat's of a name, after
-    which an answer always comes next; BadInput: there is none, or it does not take the messages."""
+    which an answer always comes next."""
     if conv_template:
         template = fastchat_template(conv_template)
         user, assistant = template.roles[:2]  # a third is the system's
@@ -91,7 +87,7 @@ def render(
 
 
 def fastchat_template(name: str):
-    """FastChat's template of that name, an empty conversation; BadInput if there is none."""
+    """FastChat's template of that name, an empty conversation."""
     from fastchat.conversation import conv_templates, get_conv_template
 
     # those of models behind an API, such as chatgpt, make no prompt
@@ -153,11 +149,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, begins: bool = Fals
 
 
 def _control(tokenizer: PreTrainedTokenizerBase, *, spaces: bool = False) -> str:
-    """A pattern of all special tokens, the longest first; "" where there is none.
-
-    Args:
-        spaces: with the white space beside them that some take in (rstrip, as Phi-3's).
-    """
+    """A pattern of all special tokens, the longest first; "" where there is none. With `spaces` the
+    white space beside them that some take in (rstrip, as Phi-3's) belongs to it."""
     added = [token for token in tokenizer.added_tokens_decoder.values() if token.special]
     tokens = {token.content for token in added} | {*tokenizer.all_special_tokens}
     tokens -= {""}  # which some tokenizers give a role
@@ -187,10 +180,9 @@ def turn_ends(
     conv_template: str = "",
     generate_ends: bool = False,
 ) -> TurnEnds:
-    """What ends an answer of a target, for every loop of ours: the end tokens of its
-    generation_config, the tokenizer's end token, the token with which its chat template ends an
-    assistant's turn; and of a FastChat template its stop strings and tokens. With generate_ends
-    only those of generation_config and of a FastChat template."""
+    """What ends an answer: the end tokens of generation_config, the tokenizer's end token, the one
+    with which its chat template ends an assistant's turn; and of a FastChat template its stop
+    strings and tokens. With generate_ends those of generation_config and of FastChat's alone."""
     strings, asked, own = (), (), []
     if not generate_ends and tokenizer.eos_token_id is not None:
         own.append(tokenizer.eos_token_id)

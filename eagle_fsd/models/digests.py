@@ -16,8 +16,7 @@ from eagle_fsd.runs.provenance import file_digests
 
 def target_digests(name: str, label: str = "target") -> dict[str, str]:
     """Of every file that the target is read from: weights, config, tokenizer, templates; of a hub
-    id its commit, of the embedded one its asset's name; none of a name in SHAPES. BadInput as of
-    load_target_config."""
+    id its commit, of the embedded one its asset's name; none of a name in SHAPES."""
     load_target_config(name)  # it is there
     if name == EMBEDDED_TARGET:  # every machine makes it of one wheel
         return {f"{label}/asset": EMBEDDED_ASSET}

@@ -18,7 +18,7 @@ from itertools import islice
 import torch
 
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.cache import Masks, PreallocatedLayer
+from eagle_fsd.decoding.cache import PreallocatedLayer
 from eagle_fsd.decoding.loop import check_tokens
 from eagle_fsd.decoding.sampling import draw, no_numbers, uniforms
 from eagle_fsd.decoding.target import Target
@@ -61,9 +61,8 @@ class Request:
 
 
 class Batch:
-    """Requests under way, and their keys, values and states: padded on the left, so that all rows
-    end in the same column. The last token of each row is not in the cache yet; the first step runs
-    the prompts."""
+    """Requests under way, and their cache: padded on the left, so that all rows end in the same
+    column. The last token of each row is not in it yet; the first step runs the prompts."""
 
     def __init__(self, target: Target, rows: list[Request]):
         self.target, self.rows = target, rows
@@ -89,9 +88,16 @@ class Batch:
         position_BC = column_C - (end - length_B)[:, None]  # below 0: padding
         device = self.target.embed_tokens.weight.device
         seen_BC = ((position_BC >= 0) & (column_C < end)).to(device)
+        mask = seen_BC.long()
+        if T == 1:  # one query a row, [B, 1, 1, C]
+            positions = position_BC.to(device)
+            masks = self.target.masks(seen_BC, positions, positions[:, self.cache.length])
+            each = masks if isinstance(masks, dict) else {"": masks}
+            each = {kind: mask[0, 0, : len(new), None, None] for kind, mask in each.items()}
+            mask = each.get("", each)
         hidden_BTD, _ = self.target.hidden_and_features(
             token_BT,
-            attention_mask=self._row_masks(seen_BC, position_BC) if T == 1 else seen_BC.long(),
+            attention_mask=mask,
             position_ids=position_BC[:, end - T : end].clamp(min=0).to(device),
             past_key_values=self.cache,
             use_cache=True,
@@ -106,17 +112,9 @@ class Batch:
             row.tokens.append(token)
         return (row for row in going if row.ended)
 
-    def _row_masks(self, seen_BC: torch.Tensor, position_BC: torch.Tensor) -> Masks:
-        """Of one query a row, [B, 1, 1, C]."""
-        position_BC = position_BC.to(seen_BC.device)
-        masks = self.target.masks(seen_BC, position_BC, position_BC[:, self.cache.length])
-        each = masks if isinstance(masks, dict) else {"": masks}
-        each = {kind: mask[0, 0, : len(self.rows), None, None] for kind, mask in each.items()}
-        return each.get("", each)
-
 
 def next_tokens(rows: list[Request], logits_RV: torch.Tensor) -> list[int]:
-    """A token a row, by its temperature and next uniform. BadInput: logits are no numbers."""
+    """A token a row, by its temperature and next uniform."""
     token_R = torch.zeros(len(rows), dtype=torch.int64, device=logits_RV.device)
     for temperature in {row.temperature for row in rows}:
         chosen = [r for r, row in enumerate(rows) if row.temperature == temperature]
@@ -169,8 +167,7 @@ def complete(
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Request]:
     """Continue requests, `batch_size` at a time, and give each out when it has ended. `stop` is
-    asked before every forward; it ends the run, and gives out what is under way as it is. BadInput:
-    a prompt has a token outside the target's vocabulary; logits are no numbers."""
+    asked before every forward; it ends the run, and gives out what is under way as it is."""
     batch, waiting = Batch(target, []), iter(requests)
     while not stop():
         full = batch.cache.length == batch.cache.capacity
@@ -197,7 +194,7 @@ def complete(
 def rescore(target: Target, prompt: list[int], answer: list[int]) -> tuple[float, float]:
     """How the target rates an answer in one plain forward over prompt and answer: the share of the
     answer's tokens that are the argmax, and their mean log-probability, nats. The sequence being
-    decoded is left alone. BadInput: logits are no numbers."""
+    decoded is left alone."""
     ids = torch.tensor([prompt + answer], device=target.device)
     hidden_LD = text_body(target.model)(input_ids=ids, use_cache=False).last_hidden_state[0]
     rows_AD, token_A = hidden_LD[len(prompt) - 1 : -1], ids[0, len(prompt) :]

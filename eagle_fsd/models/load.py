@@ -42,10 +42,9 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 def load_target_config(name: str) -> PretrainedConfig:
-    """The config of the target's text model, which of a multimodal checkpoint is a part; BadInput
-    for an unknown name, or if trees cannot be verified with it. Names are "smollm2" (the embedded
-    one), a folder, a .gguf file, a hub id; and for random weights "random:" and one of these, or a
-    name in SHAPES."""
+    """The config of the target's text model, which of a multimodal checkpoint is a part. Names are
+    "smollm2" (the embedded one), a folder, a .gguf file, a hub id; and for random weights "random:"
+    and one of these, or a name in SHAPES."""
     return text_config(_whole_config(name))
 
 
@@ -85,8 +84,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def check_device(device: str, dtype: str = "float32") -> None:
-    """Refuse, before weights load, a device that is misspelt or not there, and a dtype that is not
-    in DTYPES, by a BadInput."""
+    """Refuse a device that is misspelt or not there, and a dtype that is not in DTYPES."""
     check_known("dtype", dtype, DTYPES)
     try:
         # targets run on nothing else; the engines for processors look for the name cpu
@@ -134,16 +132,12 @@ def load_target(
 
     Args:
         name: see load_target_config.
-        dtype: a name in DTYPES. For the embedded target float32 means its bfloat16 weights upcast.
+        dtype: a name in DTYPES.
         device: a torch device, or "auto" to spread a large target over all accelerators.
         feature_layers, keep_stock: see Target.
         engine: a name in eagle_fsd.engine.select.ENGINES; or "auto", which takes the next best one
             where a family's layers are not those that it exchanges, and says so.
         drafts: it is a draft model, see Engine.for_drafts.
-
-    Raises:
-        BadInput: unknown name, dtype or device, or a target that is not supported, or not by the
-            engine that is named.
     """
     # 1. What needs no weights is checked.
     check_device(device, dtype)
@@ -189,8 +183,8 @@ def own_layers(draft_model: str) -> int:
 
 
 def check_draft_model(name: str, target: str) -> list[int]:
-    """The ids of tokens that a draft model's tokenizer has and the target's lacks. BadInput, before
-    weights load: its config does not allow it, or its tokenizer has a token as another."""
+    """The ids of tokens that a draft model's tokenizer has and the target's lacks; refused is one
+    of which a token is another one here and there."""
     config = load_target_config(target)
     if name.startswith("layers:"):
         if not 0 < own_layers(name) < config.num_hidden_layers:
@@ -215,25 +209,9 @@ def check_draft_model(name: str, target: str) -> list[int]:
     return sorted(id for token, id in theirs.items() if token not in own)
 
 
-def load_draft_model(name: str, target: Target, *, engine: str) -> Target:
-    """A draft model, in the target's dtype and on its device; "layers:N" shares its weights."""
-    if count := own_layers(name):
-        return target.first_layers(count)
-    dtype = str(target.dtype).removeprefix("torch.")
-    options = {"dtype": dtype, "device": str(target.device), "engine": engine}
-    return load_target(name, **options, keep_stock=False, drafts=True)[0]
-
-
 def default_head(target: str) -> str:
-    """The head that a target has by default: the shipped one, or random weights for random weights;
-    BadInput if it has none, or the shipped one is not there."""
+    """The head that a target has by default: the shipped one, or random for random weights."""
     if target == EMBEDDED_TARGET:
-        if not SHIPPED_HEAD.is_dir():
-            raise BadInput(
-                f"the shipped head is not at {SHIPPED_HEAD}: install the library with pip, from a "
-                "checkout or a git URL, which brings it along; or give a checkout's folder "
-                "checkpoints/smollm2-135m-eagle2 as the head"
-            )
         return str(SHIPPED_HEAD)
     if target.startswith(PREFIX):
         return f"{PREFIX}eagle"
@@ -246,7 +224,7 @@ def default_head(target: str) -> str:
 
 def load_head(name: str | Path, target_config: PretrainedConfig, *, target: str = "") -> DraftHead:
     """A draft head by name, in its own dtype on the CPU, checked against the target, whose own name
-    `mtp` needs. What of its config was assumed, or is not read, is said on standard error."""
+    `mtp` needs. What of its config was assumed, or is not read, is told."""
     if is_mtp(name):
         has_files = target and not target.startswith(PREFIX) and not target.endswith(".gguf")
         return read_mtp(name, source_of(target)[0] if has_files else "", target_config)

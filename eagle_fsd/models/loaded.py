@@ -26,10 +26,10 @@ from eagle_fsd.models.load import (
     check_draft_model,
     default_dtype,
     default_head,
-    load_draft_model,
     load_head,
     load_target,
     load_target_config,
+    own_layers,
 )
 from eagle_fsd.thoughts import Marks, Thought, find_thought
 
@@ -86,9 +86,8 @@ class Model:
         return self.tokenizer.decode(token_ids, skip_special_tokens=True) + end
 
     def settled(self, text: str, token_ids: list[int]) -> str:
-        """As much of the text of tokens as no later token changes: without the bytes at its end
-        where a tokenizer writes characters as bytes, which are all no text if one of them is none
-        (Llama 2, Gemma)."""
+        """As much of the text of tokens as no later token changes: where a tokenizer writes
+        characters as bytes (Llama 2, Gemma), without those at its end."""
         broken = self.tokenizer.convert_tokens_to_ids("<0xFF>")  # a byte that is in no character
         if broken is None or self.tokenizer.convert_ids_to_tokens(broken) != "<0xFF>":
             return text
@@ -126,10 +125,8 @@ def load(
     engine: str = "auto",
     keep_stock: bool = False,
 ) -> Model:
-    """Load a target and a draft head; BadInput, before weights load, if they cannot be.
-
-    A line on standard error names the dtype and the threads, which are lowered for the whole
-    process where others keep the CPU busy (engine/threads.py).
+    """Load a target and a draft head; BadInput, before weights load, if they cannot be. Threads are
+    lowered for the whole process where others keep the CPU busy (engine/threads.py).
 
     Args:
         target, dtype, device, engine: see load.py; dtype "" is that of default_dtype.
@@ -163,7 +160,12 @@ def load(
         engine=engine,
         keep_stock=keep_stock,
     )
-    pair = load_draft_model(draft_model, loaded, engine=engine) if draft_model else None
+    pair = None
+    if count := own_layers(draft_model):
+        pair = loaded.first_layers(count)
+    elif draft_model:
+        placed = {"dtype": str(loaded.dtype).removeprefix("torch."), "device": str(loaded.device)}
+        pair, _ = load_target(draft_model, **placed, engine=engine, keep_stock=False, drafts=True)
     drafter = head_drafter(draft_head, loaded, tree)
     model = Model(
         loaded, tokenizer, drafter, conv_template, pair, generate_ends, marks, foreign_ids

@@ -39,22 +39,14 @@ def walk(
         drafter.observe(features_LF[seen:root], ids[seen + 1 : root + 1])
         tree = drafter.propose()
         assert root + tree.max_depth < len(ids), "the tree is deeper than the text behind its root"
-        path = accepted_path(tree, ids[root + 1 :], stop_token_ids)
+        # the drafts that follow the root in the text, one below the other
+        tokens, parents = tree.token_N.tolist(), tree.parent_N.tolist()
+        drafted = {(parents[node], tokens[node]): node for node in range(1, tree.size)}
+        path = [0]
+        for token in ids[root + 1 :]:
+            node = path[-1]
+            if (node, token) not in drafted or (node > 0 and tokens[node] in stop_token_ids):
+                break
+            path.append(drafted[node, token])
         yield root, tree, path
         seen, root = root, root + len(path)
-
-
-def accepted_path(
-    tree: DraftTree, following: Sequence[int], stop_token_ids: Collection[int]
-) -> list[int]:
-    """The root, and the drafts below it that follow it in the text, one below the other, up to the
-    first that ends an answer."""
-    tokens, parents = tree.token_N.tolist(), tree.parent_N.tolist()
-    drafted = {(parents[node], tokens[node]): node for node in range(1, tree.size)}
-    path = [0]
-    for token in following:
-        node = path[-1]
-        if (node, token) not in drafted or (node > 0 and tokens[node] in stop_token_ids):
-            break
-        path.append(drafted[node, token])
-    return path

@@ -69,12 +69,8 @@ STEEPNESS = 8.0
 
 
 def class_to_load(config: PretrainedConfig) -> tuple[AutoClass, PretrainedConfig]:
-    """The class that loads a target, of the whole config or of its text model's alone, and which.
-
-    Raises:
-        BadInput: transformers knows no class of the family that makes logits of text, or two that
-            make different ones.
-    """
+    """The class that loads a target, and the config that it takes: the whole one, or that of the
+    text model alone."""
     text, known = text_config(config), config.model_type not in WITHOUT_FACTOR
     if known and type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:
         if text is not config:
@@ -107,8 +103,8 @@ def text_only(model: PreTrainedModel) -> PreTrainedModel:
 def stored_model(
     name: str, path: str, config: PretrainedConfig, *, dtype: torch.dtype, device: str, **options
 ) -> PreTrainedModel:
-    """The model with the weights that are stored for it. The name is as users give it, path and
-    options are what from_pretrained takes, the config is the whole of a multimodal checkpoint."""
+    """The model with the weights that are stored for it, all and no others. The name is as users
+    give it, path and options are what from_pretrained takes, the config is the whole one."""
     if "gguf_file" in options:
         # transformers 5.23 would keep GGUF weights packed
         options["quantization_config"] = GgufConfig(dequantize=True)
@@ -121,7 +117,7 @@ def stored_model(
     try:
         with quiet_loading():
             model, found = auto_class.from_pretrained(path, **options)
-    except torch.OutOfMemoryError:
+    except torch.OutOfMemoryError:  # which is a RuntimeError
         raise
     except UNLOADABLE as error:
         raise BadInput(
@@ -156,9 +152,8 @@ def stored_model(
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Keeps transformers' own progress bars quiet, which last for seconds, and its table of keys
-    that are left out, those of what reads images and sounds. The bars of a download from the hub,
-    which may last for long, are huggingface_hub's and stay."""
+    """Keeps transformers' own progress bars quiet, and its table of keys that are left out. The
+    bars of a download, which may last for long, are huggingface_hub's and stay."""
     hook = logging.set_tqdm_hook(lambda bar, args, named: bar(*args, **named | {"disable": True}))
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -204,8 +199,7 @@ def randomize(module: nn.Module, *, seed: int, readout: nn.Parameter | None = No
 
 
 def random_model(config: PretrainedConfig, *, dtype: torch.dtype, device: str) -> PreTrainedModel:
-    """A model of the shape, always the same on one kind of device, whose answers no token ends.
-    BadInput: no single device."""
+    """A model of the shape, always the same on one kind of device, whose answers no token ends."""
     if device == "auto":
         raise BadInput("a target of random weights is made on one device: give --device")
     auto_class, config = class_to_load(config)

@@ -87,8 +87,7 @@ class FolderInUse(BadInput):
 
 def lock_folder(folder: Path, kind: int = fcntl.LOCK_EX) -> TextIO:
     """Make a folder, and hold the lock of the one command that may write there until the file that
-    is returned is closed. FolderInUse: another command holds it; BadInput: it cannot be written to.
-    """
+    is returned is closed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("a+")
@@ -150,10 +149,6 @@ class Run:
     Attributes:
         records: name -> key -> record, of the sessions before and of this process; after `finish`
             the main process has all.
-
-    Raises:
-        BadInput: the folder cannot be written to, is damaged, holds another run or records of which
-            its run.json does not tell, or another command is writing to it.
     """
 
     def __init__(
@@ -207,9 +202,8 @@ class Run:
                 # else nobody would know by what settings it was made
                 if (session := row.get("session")) not in known:
                     raise BadInput(
-                        f"{path} holds records of session {session!r}, of which the "
-                        "run.json of this run does not tell, or it is gone: put the right one "
-                        "back from a copy, or name another folder"
+                        f"{path} holds records of session {session!r}, of which the run.json of "
+                        "this run does not tell: put the right one back, or name another folder"
                     )
                 self.records[path.stem][self._key(row)] = row
 

@@ -9,6 +9,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -22,10 +23,12 @@ class Row(dict):
     """A JSON object of a file of ours. A field that it lacks ends in a BadInput that names the
     place, so that readers take what they need of a row and no form of it is written down."""
 
-    place = ""
+    def __init__(self, place: str, found: dict):
+        super().__init__(found)
+        self.place = place
 
     def __or__(self, more: dict) -> "Row":
-        return _rows_of(self.place)({**self, **more})
+        return Row(self.place, {**self, **more})
 
     def __missing__(self, name: str) -> None:
         raise BadInput(
@@ -34,35 +37,21 @@ class Row(dict):
         )
 
 
-def _rows_of(place: str) -> Callable[[dict], Row]:
-    """Of json.loads: objects, those within others too, are Rows of this place."""
-
-    def row(found: dict) -> Row:
-        made = Row(found)
-        made.place = place
-        return made
-
-    return row
-
-
 def read_lines(
     path: Path,
     *,
     repair: bool = False,
     warn: Callable[[str], None] = lambda text: print(f"warning: {text}", file=sys.stderr),
 ) -> list[Row]:
-    """The rows of a file of ours. A torn last line, as a killed writer leaves it or a running one
-    has it, is left out with a warning; `repair` cuts it off the file.
-
-    Raises:
-        BadInput: a line is broken, or no JSON object; names the line.
+    """The rows of a file of ours; BadInput names a line that is damaged. A torn last line, as a
+    killed or running writer leaves it, is left out with a warning; `repair` cuts it off the file.
     """
     rows, good = [], 0
     data = path.read_bytes()
     for number, line in enumerate(data.splitlines(keepends=True), start=1):
         place = f"{path}, line {number}"
         try:
-            row = json.loads(line, object_hook=_rows_of(place)) if line.strip() else {}
+            row = json.loads(line, object_hook=partial(Row, place)) if line.strip() else {}
             torn = not line.endswith(b"\n")
         except (ValueError, RecursionError):
             row, torn = None, good + len(line) == len(data)
@@ -101,7 +90,9 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
         with opened(path, "rb") as file:
             begin = file.read(64)
         if begin.startswith(b"PAR1"):
-            yield from enumerate(_parquet(path), start=1)
+            with step_of_setup("tasks"):
+                from pyarrow.parquet import read_table
+            yield from enumerate(read_table(path).to_pylist(), start=1)
             return
         kind, encoding = path.suffix, json.detect_encoding(begin)
         if packed:
@@ -160,15 +151,6 @@ def _table(file: TextIO) -> Iterator[tuple[int, dict]]:
         yield reader.line_num + 1, row
 
 
-def _parquet(path: Path) -> list[dict]:
-    with step_of_setup("tasks"):
-        from pyarrow.parquet import read_table
-    try:
-        return read_table(path).to_pylist()
-    except ValueError as error:
-        raise OSError(error) from error
-
-
 def _parsed(text: str) -> object:
     """Raises ValueError also for half a surrogate pair, which no tokenizer and no file takes."""
     value = json.loads(text)
@@ -180,7 +162,7 @@ def read_json(path: Path) -> Row:
     """A JSON file of ours; BadInput if it is gone or damaged."""
     try:
         text = path.read_text(encoding="utf-8")
-        whole = json.loads(text, object_hook=_rows_of(f"{path}"))
+        whole = json.loads(text, object_hook=partial(Row, f"{path}"))
         if not isinstance(whole, dict):
             raise ValueError(f"no JSON object but {whole!r:.60}")
     except (OSError, ValueError, RecursionError) as error:
@@ -189,8 +171,8 @@ def read_json(path: Path) -> Row:
 
 
 def append_lines(path: Path, rows: Iterable[dict]) -> None:
-    """Append rows; they are on disk when this returns. BadInput: as write_file, and the file is as
-    it was, so that another thread's rows do not follow half of these."""
+    """Append rows; they are on disk when this returns. Where that fails the file is as it was, so
+    that another thread's rows do not follow half of these."""
     end = path.stat().st_size if path.is_file() else 0
     try:
         _write(path, _lines(rows).encode(), "ab")
@@ -215,9 +197,8 @@ def _lines(rows: Iterable[dict]) -> str:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Replace a file in one rename, its folder made if need be: it is whole, or as it was. On disk
-    when this returns, so that what it was made from may be deleted. BadInput: it cannot be written,
-    as on a full disk."""
+    """Replace a file in one rename: it is whole, or as it was. It is on disk when this returns, so
+    that what it was made from may be deleted."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + ".tmp")

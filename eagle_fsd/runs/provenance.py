@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
@@ -23,13 +24,32 @@ PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "numpy", "fscha
 
 
 def describe_run(device: str) -> dict:
-    """A JSON-able record to be written beside every output."""
+    """A JSON-able record to be written beside every output. Its commit ends in "+" where the
+    checkout has uncommitted changes; its device is the accelerator's name, or of "cpu" the
+    processor's with the threads in use."""
+    import torch  # not for options, which are parsed without it
+
+    commit = ""
+    if (ROOT / ".git").exists():  # else git would tell of a repository around the folder
+        git = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty=+"]
+        with suppress(OSError):  # there is no git
+            commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    if device == "cpu" or not torch.cuda.is_available():
+        name, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
+        if cpuinfo.is_file():
+            models = re.findall(r"model name\s*: (.*)", cpuinfo.read_text())
+            name = models[0] if models else name
+        name = f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    elif device == "auto":
+        name = ", ".join(map(torch.cuda.get_device_name, range(torch.cuda.device_count())))
+    else:
+        name = torch.cuda.get_device_name(device)
     return {
         "command": shlex.join(["python", *without_checkout(sys.argv)]),
-        "commit": _commit(),
+        "commit": commit or "unknown",
         "library": source_digest(),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
-        "device": _device_name(device),
+        "device": name,
     }
 
 
@@ -47,12 +67,9 @@ def digest(value: object) -> str:
 
 
 def file_digests(label: str, folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """What tells two states of a folder's files apart, of those of the names that are there.
-
-    Returns:
-        LABEL/NAME -> 16 hex digits of the size and what is read of the contents, so that a copy on
-        another machine is the same. Of a snapshot in the hub's cache LABEL/commit alone.
-    """
+    """LABEL/NAME -> 16 hex digits of the size and what is read of the contents, of those names that
+    are there, so that a copy on another machine is the same. Of a snapshot in the hub's cache
+    LABEL/commit alone."""
     folder = folder.resolve()
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
         return {f"{label}/commit": folder.name}
@@ -77,30 +94,3 @@ def source_digest() -> str:
     """Of this library's source as it lies on the disk, committed or not."""
     files = sorted(PACKAGE.rglob("[!.]*.py"))
     return digest([[str(path.relative_to(PACKAGE)), path.read_text("utf-8")] for path in files])
-
-
-def _device_name(device: str) -> str:
-    """The accelerator's name, or for "cpu" the processor's with the threads in use."""
-    import torch  # not for options, which are parsed without it
-
-    if device.startswith("cuda") and torch.cuda.is_available():
-        return torch.cuda.get_device_name(device)
-    if device == "auto":
-        names = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
-        return ", ".join(names) or "no accelerator"
-    name, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        lines = cpuinfo.read_text().splitlines()
-        name = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), name)
-    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-
-
-def _commit() -> str:
-    """The checkout's commit, with "+" where it has uncommitted changes; else "unknown"."""
-    if not (ROOT / ".git").exists():  # nor asked of a repository around the folder: it is another
-        return "unknown"
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty=+"]
-    try:
-        return subprocess.run(git, capture_output=True, text=True).stdout.strip() or "unknown"
-    except OSError:  # there is no git
-        return "unknown"
