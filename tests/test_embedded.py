@@ -11,15 +11,10 @@ from answers import Heard, assert_same, by_generate, run
 from commands import ROOT
 
 import eagle_fsd
-from eagle_fsd.arms import parse_arm
-from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.loop import DecodeConfig, decode
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.evaluation.questions import read_questions, spread
-from eagle_fsd.evaluation.texts import plain_texts
 from eagle_fsd.models.assets import EMBEDDED_ASSET, asset_dir
 from eagle_fsd.models.load import SHIPPED_HEAD
-from eagle_fsd.runs.folder import Run
 
 pytestmark = pytest.mark.embedded
 
@@ -97,21 +92,3 @@ def test_shipped_head_drafts_well(model):
         model, "Write a short letter to a friend.", arm="exact", max_new_tokens=64
     )
     assert answer.tokens_per_round > 1.4
-
-
-def test_replay_equals_decoding(model, tmp_path):
-    """Round by round on two first turns x 32 tokens, with the small tree, a chain and a hybrid."""
-    prompts = dict(enumerate(first_turns(model, 2)))
-    texts = plain_texts(Run(tmp_path, {}), model.target, prompts, model.stop(32))
-    mean = []
-    for arm in map(parse_arm, ("exact", "exact@eagle:4x4x1", "exact@hybrid:15x4x6")):
-        policy, drafter, tokens = arm.policy(SamplingConfig()), arm.build_drafter(model), []
-        config = DecodeConfig(policy, model.stop(32))
-        for text in texts.values():
-            answer = decode(model.target, drafter, text.prompt, config)
-            rounds = text.rounds(drafter, text.states(model.target)[1])
-            assert answer.tokens == text.answer
-            assert [len(r.tokens) for r in answer.rounds] == rounds
-            tokens += rounds
-        mean.append(sum(tokens) / len(tokens))
-    assert min(mean[0], mean[2]) > mean[1] > 1

@@ -66,8 +66,6 @@ def test_kill_9_loses_nothing_and_repeats_nothing(tmp_path):
         assert set(before) <= set(kept)
     found = [json.loads(line) for line in kept]
     assert sorted(record["number"] for record in found) == list(range(400))
-    told = json.loads((tmp_path / "run.json").read_text())["sessions"]
-    assert [session["session"] for session in told] == ["1", "2", "3", "4"]
     assert {record["session"] for record in found} == {"1", "2", "3", "4"}
 
 
@@ -92,19 +90,14 @@ def test_all_sessions_read_the_files_of_all_processes(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["5", '{"question_id": '])
-@pytest.mark.parametrize("last", [True, False])
-def test_a_damaged_line_is_named(tmp_path, line, last):
+def test_a_damaged_line_is_named(tmp_path, line):
     """And nothing of the file is lost. Bug held down: TypeError and KeyError of the reader."""
     write_run(tmp_path)
-    lines = [json.dumps(row(n, **S1)) for n in (1, 2)]
-    lines.insert(2 if last else 1, line)
+    one, other = (json.dumps(row(n, **S1)) for n in (1, 2))
     path = tmp_path / "records/plain.jsonl"
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text(f"{one}\n{line}\n{other}\n")
     before = path.read_bytes()
-    if last and line.startswith("{"):  # what a kill leaves
-        assert len(Run(tmp_path, {}).records["plain"]) == 2
-        return
-    with pytest.raises(BadInput, match=rf"plain.jsonl, line {3 if last else 2} "):
+    with pytest.raises(BadInput, match="plain.jsonl, line 2 "):
         Run(tmp_path, {})
     assert path.read_bytes() == before
 
@@ -112,22 +105,19 @@ def test_a_damaged_line_is_named(tmp_path, line, last):
 def test_records_of_which_run_json_does_not_tell_are_refused(tmp_path):
     """It is gone, or an older copy of it is there. Bug held down: the run went on under other
     settings, and its report told of one of them."""
-    run = Run(tmp_path, {"max_new_tokens": 24})
-    run.begin_session()
-    run.add("plain", row(1))
-    before = (tmp_path / "run.json").read_bytes()
-    del run
-    run = Run(tmp_path, {"max_new_tokens": 24})
-    run.begin_session()
-    run.add("plain", row(2))
-    del run
-    for rest in (before, None):
-        (tmp_path / "run.json").unlink()
-        if rest:
-            (tmp_path / "run.json").write_bytes(rest)
-        for tokens in (24, 4):
-            with pytest.raises(BadInput, match="run.json|max_new_tokens"):
-                Run(tmp_path, {"max_new_tokens": tokens})
+    copies = []
+    for number in (1, 2):
+        run = Run(tmp_path, {"max_new_tokens": 24})
+        run.begin_session()
+        run.add("plain", row(number))
+        copies.append((tmp_path / "run.json").read_bytes())
+        del run
+    (tmp_path / "run.json").write_bytes(copies[0])
+    with pytest.raises(BadInput, match="session '2'"):
+        Run(tmp_path, {"max_new_tokens": 24})
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(BadInput, match="session '1'"):
+        Run(tmp_path, {"max_new_tokens": 4})
 
 
 def test_on_a_full_disk_what_was_there_stays(tmp_path):
@@ -219,19 +209,17 @@ def test_without_a_folder_a_run_takes_the_first_that_is_free(tmp_path, monkeypat
         Run("runs/replay", {"dtype": "bfloat16"})
 
 
-@pytest.mark.parametrize("form", ["--output={}/runs/a", "{}"])
-def test_no_path_of_the_checkout_is_published(monkeypatch, form):
+def test_no_path_of_the_checkout_is_published(monkeypatch):
     """Options given as one word or two, or the checkout itself: relative in command and options."""
-    monkeypatch.setattr(sys, "argv", [f"{ROOT}/train/train_head.py", "--x", form.format(ROOT)])
+    argv = [f"{ROOT}/train/train_head.py", "--x", f"{ROOT}", f"--output={ROOT}/runs/a"]
+    monkeypatch.setattr(sys, "argv", argv)
     described = describe_run("cpu")
-    assert str(ROOT) not in described["command"]
-    assert shlex.split(described["command"])[:2] == ["python", "train/train_head.py"]
+    assert described["command"] == "python train/train_head.py --x . --output=runs/a"
     options = without_checkout({"output": f"{ROOT}/runs/a", "steps": 3, "names": [f"{ROOT}/b"]})
     assert options == {"output": "runs/a", "steps": 3, "names": ["b"]}
     # cut amid a name: {ROOT}_old/a became ._old/a, and /mnt{ROOT}/a became /mnta
     for other in (f"{ROOT}_old/a", f"{ROOT}-2", f"/mnt{ROOT}/a"):
         assert without_checkout([other, f"--x={other}"]) == [other, f"--x={other}"]
-    assert described["versions"].keys() >= {"torch", "transformers", "python"}
 
 
 # --- the ends of a command ------------------------------------------------------------------------

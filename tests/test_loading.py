@@ -87,13 +87,9 @@ def test_a_large_file_is_told_by_blocks_spread_over_it(tmp_path):
         file.seek(2**26)
         file.write(b"x" * 2**19)
     changed = target_digests(str(tmp_path))
+    assert {name for name, _ in before.items() ^ changed.items()} == {"target/model.safetensors"}
     os.truncate(weights, 2**27 + 1)
-    longer = target_digests(str(tmp_path))
-    assert before.items() ^ changed.items() == {
-        ("target/model.safetensors", found["target/model.safetensors"])
-        for found in (before, changed)
-    }
-    assert longer != changed
+    assert target_digests(str(tmp_path)) != changed
 
 
 # --- what does not load ---------------------------------------------------------------------------
@@ -146,10 +142,6 @@ BROKEN = {
     ),
     # bug held down: beside weights it changed nothing, alone it was an "Unrecognized model"
     "an adapter": (lambda f: (f / "adapter_config.json").write_text("{}"), ("adapter", "merge")),
-    "a tokenizer of another kind": (
-        lambda f: (f / "tokenizer.json").write_text('{"model": {"type": "Nope"}}'),
-        ("no tokenizer that loads",),
-    ),
     "a tokenizer with its own code": (
         lambda f: edit_json(f / "tokenizer_config.json", **OWN_TOKENIZER),
         ("never run",),
@@ -262,7 +254,7 @@ def test_a_random_model_is_the_stock_model_with_those_weights(tied):
     assert sum(parameter.numel() for parameter in model.parameters()) == 8_030_261_248
 
 
-@pytest.mark.parametrize("head", ["", "random:eagle:149", "random:eagle3", "random:eagle3:149"])
+@pytest.mark.parametrize("head", ["", "random:eagle3", "random:eagle:149"])
 def test_loaded_by_name_and_drafting_deeply(tmp_path, head):
     """Flat drafts would fill the first levels only. Answers run to their budget. Bug held down: a
     tree as arms write it was an AttributeError once the weights had been loaded."""
@@ -289,7 +281,6 @@ def test_without_a_head_nothing_is_drafted_from_one(tmp_path):
     ("halves", "has", "dtypes"),
     [
         (True, {"avx512_bf16": True}, ("float32", "bfloat16")),
-        (True, {}, ("float32", "float32")),
         (False, {"bf16": True}, ("bfloat16", "bfloat16")),  # an ARM processor
         (False, {}, ("float32", "float32")),
     ],

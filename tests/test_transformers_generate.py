@@ -15,7 +15,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     DynamicCache,
-    GenerationConfig,
     MaxLengthCriteria,
     StopStringCriteria,
     TopKLogitsWarper,
@@ -75,7 +74,6 @@ def test_answers_end_where_generate_ends_them(models):
     for settings, length in (
         ({}, 20),
         ({"max_length": 11}, 7),
-        ({"max_new_tokens": 1}, 1),
         ({"max_new_tokens": 24, "eos_token_id": [late, 1]}, ends[late]),
         ({"max_new_tokens": 24, "max_time": 0.0}, 1),
         ({"max_new_tokens": 24, "stopping_criteria": [criterion]}, ends[late]),
@@ -85,7 +83,6 @@ def test_answers_end_where_generate_ends_them(models):
             {"eos_token_id": free[0], "stopping_criteria": [EosTokenCriteria(free[1])]},
             ends[free[1]],
         ),
-        ({"generation_config": GenerationConfig(max_new_tokens=5)}, 5),
     ):
         assert len(same_as_generate(model, ours, ids, **settings)) == length, settings
     string = StopStringCriteria(tokenizer, tokenizer.decode(free[7:9]))
@@ -146,7 +143,6 @@ SAMPLED = {"do_sample": True}
         ("beam_search", {"num_beams": 2}),
         ("num_return_sequences, a batch of 3", SAMPLED | {"num_return_sequences": 3}),
         ("assisted_generation", {"prompt_lookup_num_tokens": 3}),
-        ("contrastive_search", {"penalty_alpha": 0.5}),
         ("padding", {"attention_mask": (PROMPT != PROMPT[0, 0]).long()}),
         ("position_ids", {"position_ids": torch.arange(1, 10)[None]}),
         ("past_key_values", {"past_key_values": DynamicCache()}),
@@ -155,8 +151,6 @@ SAMPLED = {"do_sample": True}
         ("inputs_embeds", {"inputs": None, "inputs_embeds": torch.zeros(1, 9, 40)}),
         ("output_attentions", {"output_attentions": True}),
         ("RepetitionPenaltyLogitsProcessor", {"repetition_penalty": 1.2}),
-        ("MinNewTokensLengthLogitsProcessor", {"min_new_tokens": 2, "eos_token_id": 1}),
-        ("MinPLogitsWarper", SAMPLED | {"min_p": 0.1}),
         ("TopKLogitsWarper", SAMPLED | {"logits_processor": [TopKLogitsWarper(5)]}),
         ("beyond the target's 251 positions", {"max_new_tokens": 243}),
     ],
@@ -201,10 +195,6 @@ def twice_assigned(model) -> None:
     assigned(model, seed=6)
 
 
-def exchanged(model) -> None:
-    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
-
-
 def learnt(model) -> None:
     """As an optimizer changes weights."""
     with torch.no_grad():
@@ -221,31 +211,27 @@ def embedded(model) -> None:
     torch.nn.init.normal_(model.get_input_embeddings().weight)
 
 
-CHANGES = [assigned, twice_assigned, exchanged, learnt, merged, embedded]
-
-
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", [assigned, twice_assigned, learnt, merged, embedded])
 def test_a_model_that_changes_between_calls_is_read_anew(change):
     """Its tokens, and with a head over a draft vocabulary the drafts too, are those of a method
     that has not seen it before. Bug held down: new layers were decoded with the old readout."""
     model, head = tiny_model(), tiny_head(draft_vocab_size=61)
     torch.manual_seed(3)
-    ours = method("fsd:0.5", head=head), method(head=head)
-    for each in ours:
-        new_tokens(model, each, max_new_tokens=12)
+    fuzzy, exact = method("fsd:0.5", head=head), method(head=head)
+    for ours in (fuzzy, exact):
+        new_tokens(model, ours, max_new_tokens=12)
     change(model)
-    same_as_generate(model, ours[1], max_new_tokens=12)
-    fresh = method("fsd:0.5", head=head)
-    assert new_tokens(model, ours[0]) == new_tokens(model, fresh)
-    assert asdict(ours[0].last) == asdict(fresh.last)
-    with torch.no_grad():  # and a head that is trained on
-        for parameter in head.parameters():
-            parameter.mul_(1.5)
-    assert new_tokens(model, ours[0]) == new_tokens(model, fresh := method("fsd:0.5", head=head))
-    assert asdict(ours[0].last) == asdict(fresh.last)
+    same_as_generate(model, exact, max_new_tokens=12)
+    for factor in (1, 1.5):
+        with torch.no_grad():  # and a head that is trained on
+            for parameter in head.parameters():
+                parameter.mul_(factor)
+        fresh = method("fsd:0.5", head=head)
+        assert new_tokens(model, fuzzy) == new_tokens(model, fresh)
+        assert asdict(fuzzy.last) == asdict(fresh.last)
 
 
-@pytest.mark.parametrize("change", [assigned, exchanged, learnt, embedded])
+@pytest.mark.parametrize("change", [assigned, learnt, embedded])
 @pytest.mark.parametrize("engine", [STOCK, Packed()])
 def test_a_target_whose_model_changes_says_so(change, engine):
     """Bug held down: it decoded with the copies of weights that it had made."""

@@ -112,7 +112,10 @@ def tiny_head(
     head = build_head(HeadConfig(**config | changes)).eval()
     randomize(head, seed=seed, scale=scale)
     if head.d2t is not None:
-        head.set_draft_tokens(draft_tokens(head.d2t.shape[0], seed=seed))
+        # ascending token ids, neither the first nor consecutive
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randperm(101, generator=generator)[: head.d2t.shape[0]]
+        head.set_draft_tokens(ids.sort().values)
     return head
 
 
@@ -121,12 +124,6 @@ def prompt_tokens(length: int, *, seed: int = 0, vocab_size: int = SIZES["vocab_
     generator = torch.Generator().manual_seed(seed)
     rest = torch.randint(0, vocab_size, (length - 1,), generator=generator)
     return [BOS, *rest.tolist()]
-
-
-def draft_tokens(size: int, *, seed: int = 0) -> torch.Tensor:
-    """Ascending token ids, neither the first nor consecutive."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randperm(101, generator=generator)[:size].sort().values
 
 
 def tiny_head3(**changes) -> Eagle3Head:
