@@ -77,12 +77,10 @@ def test_tokens_per_round_are_what_decoding_emits(monkeypatch, kind, tree):
 # --- the target's states --------------------------------------------------------------------------
 
 
-LENGTHS = [5, 23, 11, 2, 17, 11, 31, 3, 8, 13, 29, 7]
-
-
 @pytest.fixture(scope="module")
 def texts() -> list[list[int]]:
-    return [prompt_tokens(n, seed=n + 100 * i) for i, n in enumerate(LENGTHS)]
+    lengths = [5, 23, 11, 2, 17, 11, 31, 3, 8, 13, 29, 7]
+    return [prompt_tokens(n, seed=n + 100 * i) for i, n in enumerate(lengths)]
 
 
 @torch.no_grad()
@@ -104,54 +102,43 @@ def assert_right(states: TargetStates, texts: list[list[int]]) -> None:
             assert not part.is_inference()  # autograd may use it
 
 
-@pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen2_sliding", "qwen3_5_text", "eagle3"])
-def test_rows_are_those_of_each_text_alone(tmp_path, texts, family, keep):
+def test_rows_are_those_of_each_text_alone(tmp_path, texts, family):
     """Right padding and batching change nothing; in any order, in parts, kept or not."""
     if family == "eagle3":
         target = fused_target()
     else:
         target = hybrid_target(family) if family in HYBRIDS else tiny_target(family)
-    states = TargetStates(target, tmp_path / "kept" if keep else "")
-    assert_right(states, [texts[i] for i in (7, 0, 3)])
-    assert_right(states, texts)
-
-
-def test_kept_rows_are_not_computed_again(tmp_path, texts):
-    """By the same run or another, with more data or other data around them; what a killed run left
-    half written is not taken for a file."""
-    target, forwards = tiny_target("llama"), []
-    first = TargetStates(target, tmp_path).of([texts[4], texts[6]])
-    (folder,) = tmp_path.glob("*/*")
-    (folder / "torn.123").write_bytes(b"torn")
-    target.model.base_model.register_forward_hook(lambda *_: forwards.append(1))
-    again = TargetStates(target, tmp_path)
-    for ours, theirs in zip(again.of([texts[6], texts[4]]), first[::-1], strict=True):
-        assert torch.equal(ours[0], theirs[0])
-    assert not forwards
-    again.of([texts[1], texts[4], texts[6]])
-    assert len(forwards) == 1
+    for states in TargetStates(target, tmp_path), TargetStates(target):
+        assert_right(states, [texts[i] for i in (7, 0, 3)])
+        assert_right(states, texts)
 
 
 @pytest.mark.parametrize("length", [0, -10])
-def test_a_damaged_file_is_told_by_name(tmp_path, texts, length):
-    """Bug held down: a file that was emptied or cut short, by a disk that filled up, say, ended in
-    a traceback of safetensors. Once it is deleted its states are computed again."""
-    states = TargetStates(tiny_target("llama"), tmp_path)
-    before_LF = states.of(texts[:3])[1][0].clone()  # which lies in the file
-    path = states._path(texts[1])
+def test_kept_rows_are_not_computed_again(tmp_path, texts, length):
+    """By another run, with other data around them. Bug held down: a file that was emptied or cut
+    short, by a disk that filled up, say, ended in a traceback of safetensors; once it is deleted
+    its states are computed again."""
+    target, forwards = tiny_target("llama"), []
+    first = [row_LF.clone() for row_LF, _ in TargetStates(target, tmp_path).of(texts[:2])]
+    target.model.base_model.register_forward_hook(lambda *_: forwards.append(1))
+    again = TargetStates(target, tmp_path)
+    assert all(map(torch.equal, first[::-1], (row_LF for row_LF, _ in again.of(texts[1::-1]))))
+    assert not forwards
+    again.of(texts[:3])
+    assert len(forwards) == 1
+    path = again._path(texts[1])
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(BadInput, match=f"{path} .*: delete it, .*run the command again"):
-        states.of(texts[:3])
+        again.of(texts[:3])
     path.unlink()
-    assert torch.equal(states.of(texts[:3])[1][0], before_LF)
+    assert torch.equal(again.of(texts[:3])[1][0], first[1])
 
 
 def test_states_of_other_targets_lie_apart(tmp_path, texts):
     """Other layers, another dtype: each finds its own in a folder that they share."""
     for target in (tiny_target("llama"), fused_target()):
-        for _ in range(2):
-            assert_right(TargetStates(target, tmp_path), texts[:2])
+        assert_right(TargetStates(target, tmp_path), texts[:2])
     narrow = Target(tiny_target("llama").model.bfloat16())
     TargetStates(narrow, tmp_path).of(texts[:1])
     TargetStates(narrow, tmp_path, "other weights").of(texts[:1])

@@ -7,6 +7,7 @@ size, F features, R draft vocabulary.
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -46,15 +47,15 @@ def with_gradients(loss, inputs):
     return total.detach(), *grads
 
 
-# 1: one position a chunk; 3 and 4 positions leave a rest of 11; from 11 on it is one chunk
-@pytest.mark.parametrize("elements", [1, 3 * R, 4 * R + 1, M * R, 2**22])
+# one position a chunk; 4, which leave a rest of 11; all in one chunk
+@pytest.mark.parametrize("elements", [1, 4 * R + 1, 2**22])
 @pytest.mark.parametrize("scale", [0.3, 2.0])
 def test_written_out_gradients_equal_autograd(monkeypatch, scale, elements):
     """Gradients in float64, near to and far from P, whatever the chunk; the value is summed in
     float32. In autocast as without; neither the target's rows nor its states get a gradient."""
     monkeypatch.setattr(losses, "CHUNK_ELEMENTS", elements)
-    *inputs, weight_SM = (t.double() for t in random_inputs(scale=scale))
-    inputs.append(weight_SM.float())  # as it is in training
+    *inputs, weight_SM = random_inputs(scale=scale)
+    inputs = [*(t.double() for t in inputs), weight_SM]  # which is float32 in training too
     got, wanted = (with_gradients(loss, inputs) for loss in (cross_entropy, obvious))
     torch.testing.assert_close(got[0].double(), wanted[0], atol=0, rtol=1e-6)
     torch.testing.assert_close(got[1], wanted[1], atol=1e-10, rtol=1e-8)
@@ -130,8 +131,7 @@ def gradients(objective: Objective, total: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def near(got, wanted) -> None:
-    for ours, theirs in zip(got, wanted, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(tuple(got), tuple(wanted), rtol=1e-3, atol=1e-4)
 
 
 def test_equals_the_obvious(objective, batch):
@@ -215,9 +215,7 @@ def test_rate_over_the_budget(schedule):
 
 
 def test_a_preset_with_changes():
-    """The rest stays the preset's; the preset itself too."""
-    assert parse_recipe("unrolled") == Recipe()
-    recipe = parse_recipe("eagle,unroll_steps=2,feature=0,schedule=cosine,noise=0")
-    assert (recipe.feature, recipe.ce, recipe.unroll_steps) == (0.0, 0.1, 2)
-    assert (recipe.schedule, recipe.noise, recipe.clip_value) == ("cosine", 0.0, 0.5)
-    assert (RECIPES["eagle"].feature, RECIPES["eagle"].ce) == (1.0, 0.1)
+    """The rest stays the preset's."""
+    recipe = parse_recipe("eagle,unroll_steps=2,feature=0,schedule=cosine")
+    changes = {"unroll_steps": 2, "feature": 0.0, "schedule": "cosine"}
+    assert recipe == replace(RECIPES["eagle"], **changes) and recipe.ce == 0.1

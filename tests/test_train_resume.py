@@ -160,18 +160,14 @@ def test_a_head_without_its_measurement_is_measured(unbroken, target, data, tmp_
         assert json.loads((output / "training.json").read_text()) == whole
 
 
-@pytest.mark.parametrize("damage", ["progress.json", f"state-{STEPS}/optimizer.bin", "run.json"])
+@pytest.mark.parametrize("damage", ["progress.json", f"state-{STEPS}/optimizer.bin"])
 def test_what_a_training_goes_on_from_is_checked(unbroken, target, data, tmp_path, damage):
-    """Empty files are named. Bugs held down: tracebacks of json and pickle; without its run.json a
-    run went on under other settings."""
+    """Empty files are named. Bugs held down: tracebacks of json and pickle."""
     output = shutil.copytree(unbroken, tmp_path / "head")
     (output / "training.json").unlink()
     (output / damage).write_bytes(b"")
     told = refused(*options(target, data, output, **FAST))
     assert damage.partition("/")[0] in told and "damaged" in told
-    if damage == "run.json":
-        (output / damage).unlink()
-        assert "run.json" in refused(*options(target, data, output, **FAST | {"steps": 3}))
 
 
 def launch(script: str, arguments: list[str]) -> subprocess.Popen:
