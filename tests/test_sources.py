@@ -125,6 +125,7 @@ def test_files(tmp_path):
         ("a.xlsx", b"PK\x03\x04....", "line 1 is no record: .*; give JSON lines"),
         ("a.jsonl", '{"prompt": "\u00e9"}'.encode("latin-1"), "UTF-8"),
         ("a.jsonl", b'"u"\n{"prompt": \n', "line 2"),
+        ("a.csv", b"prompt\nHello, you\n", "more cells than there are names"),
         ("a.jsonl.gz", gzip.compress(b"x" * 99, mtime=0)[:-9], "damaged"),
         ("a.parquet", b"PAR1....", "damaged"),
         ("a.json", b'{"questions": [{"prompt": "u"}]}', "in the place of a list of records"),
@@ -143,13 +144,14 @@ def test_candidates_follow_weights_and_seed():
     sources, weights = {"a": [[n] for n in range(700)]}, parse_weights(["self=0.7", "a=0.3"])
     assert weights == {"self": 0.7, "a": 0.3} and parse_weights(["b"]) == {"b": 1}
 
-    def first(seed: int) -> list:
-        return list(islice(draw_candidates(weights, sources, seed=seed), 2000))
-
-    assert first(1) == first(1) != first(2)
-    assert [number for number, _, _ in first(1)] == list(range(2000))
-    assert 0.65 < Counter(source for _, source, _ in first(1))["self"] / 2000 < 0.75
-    taken = [conversation for _, source, conversation in first(1) if source == "a"]
+    seeds = (1, 1, 2)
+    first, same, other = (
+        list(islice(draw_candidates(weights, sources, seed=seed), 2000)) for seed in seeds
+    )
+    assert first == same != other
+    assert [number for number, _, _ in first] == list(range(2000))
+    assert 0.65 < Counter(source for _, source, _ in first)["self"] / 2000 < 0.75
+    taken = [conversation for _, source, conversation in first if source == "a"]
     assert sorted(taken) != taken and len(set(map(str, taken))) == len(taken)
     both = draw_candidates({"a": 1, "b": 9}, sources | {"b": [None] * 7}, seed=0)
     assert Counter(source for _, source, _ in both) == {"a": 700, "b": 7}
