@@ -34,7 +34,7 @@ class JudgeOptions:
 def run_judge(options: JudgeOptions) -> None:
     from eagle_fsd.runs.folder import Run
     from eagle_fsd.tasks.judge import judge_all, parse_rating, read_requests
-    from eagle_fsd.tasks.task_scores import compare_scores, score_table, write_table
+    from eagle_fsd.tasks.task_scores import compare_scores, write_scores
 
     requests = read_requests(Path(options.run))
     arms = {request["arm"]: None for request in requests}
@@ -68,10 +68,7 @@ def run_judge(options: JudgeOptions) -> None:
         for score in (f"judge {options.model}", f"judge {options.model}, turn {request['turn']}")
     ]
     if values:
-        rows = compare_scores(values)
-        table = score_table(rows)
-        write_table(folder / "single", table, rows)
-        print(f"\n{table}")
+        print(f"\n{write_scores(folder / 'single', compare_scores(values))}")
 
 
 def main(arguments: list[str] | None = None) -> None:

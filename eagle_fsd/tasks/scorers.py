@@ -66,14 +66,12 @@ def exact_match(answer: str, question: Question) -> dict[str, float]:
 
 
 def contains(answer: str, question: Question) -> dict[str, float]:
-    """{"contains": 1.0 if some reference occurs in the answer in whole words, both normalised}.
-
-    A reference that has an article occurs with it, or else in the same case: "The Who" is not in
-    "I know who", and "The Hague" is in "in Hague".
-    """
+    """{"contains": 1.0 if some reference occurs in the answer in whole words, both normalised}."""
 
     def occurs(reference: str) -> bool:
         ways = [normalize]
+        # one that has an article occurs with it, or else in the same case: The Hague is in "in
+        # Hague", and The Who not in "I know who"
         if normalize(reference) != _words(reference).casefold():
             ways = [lambda text: _words(text).casefold(), lambda text: _words(_bare(text))]
         return any(f" {words(reference)} " in f" {words(answer)} " for words in ways)
@@ -83,10 +81,7 @@ def contains(answer: str, question: Question) -> dict[str, float]:
 
 
 def last_number(answer: str, question: Question) -> dict[str, float]:
-    """{"last_number": 1.0 if the answer's last number equals that of a reference}.
-
-    1,234 is 1234, $18.00 is 18, a full stop behind a number is none of it.
-    """
+    """{"last_number": 1.0 if the answer's last number equals that of a reference}."""
     wanted = {find_last_number(reference) for reference in question.reference} - {None}
     return {"last_number": float(find_last_number(answer) in wanted)}
 
@@ -109,7 +104,6 @@ def _words(text: str) -> str:
 
 
 def _bare(text: str) -> str:
-    """Without articles."""
     return ARTICLE.sub(" ", _plain(text))
 
 
@@ -151,8 +145,7 @@ def follow(answer: str, question: Question) -> dict[str, float]:
 
 @functools.cache
 def _checkers():
-    """if-verifiable's evaluate function and its registry, instruction -> class of checker, made to
-    give the same result every time."""
+    """if-verifiable's evaluate function and its registry, made to give the same every time."""
     with step_of_setup("tasks"):
         import langdetect
         import nltk

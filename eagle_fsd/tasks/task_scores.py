@@ -72,12 +72,10 @@ def score_run(
             write_lines(target / f"{parse_arm(arm).slug}.jsonl", scored)
 
         # 3. The table, and what a reader must know of it.
-        compared = compare_scores(values)
-        text = score_table(compared)
+        compared, note = compare_scores(values), ""
         if silent:  # a budget that ends within thoughts tells of the budget
-            text += f"\n\n{silent} answers say nothing, or nothing behind their thought."
-        write_table(target / "table", text, compared)
-    return text, compared
+            note = f"{silent} answers say nothing, or nothing behind their thought."
+        return write_scores(target / "table", compared, note), compared
 
 
 def compare_scores(values: list[dict]) -> list[dict]:
@@ -126,12 +124,11 @@ def by_question(scores: dict[tuple[int | str, int], float]) -> list[float]:
     return [fmean(found) for found in turns.values()]
 
 
-def score_table(compared: list[dict]) -> str:
-    """A Markdown table, and how to read it."""
-    return f"{tables.markdown_table(compared, tables.SCORES)}\n\n{tables.SCORES_NOTE}"
-
-
-def write_table(path: Path, text: str, rows: list[dict]) -> None:
-    """PATH.md, and PATH.json, which the report shows as they are."""
+def write_scores(path: Path, rows: list[dict], note: str = "") -> str:
+    """Write PATH.json, which the report shows, and PATH.md: the rows as a table, how to read it,
+    and the note. Returns that text."""
+    table = tables.markdown_table(rows, tables.SCORES)
+    text = "\n\n".join(filter(None, (table, tables.SCORES_NOTE, note)))
     write_file(path.with_name(f"{path.name}.md"), f"{text}\n")
     write_json(path.with_name(f"{path.name}.json"), {"rows": rows})
+    return text
