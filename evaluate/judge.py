@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from eagle_fsd.cli import run_command
-from eagle_fsd.config import check_known, check_text
+from eagle_fsd.config import check_known
 from eagle_fsd.options import option
 
 
@@ -26,9 +26,6 @@ class JudgeOptions:
     run: str = field(metadata={"help": "The folder of the run whose answers are judged."})
     model: str = field(metadata={"help": "The judge, as the endpoint names it."})
     arms: list[str] = option([], "The arms to judge. Empty: all of the run.")
-
-    def __post_init__(self):
-        check_text(self.model)
 
 
 def run_judge(options: JudgeOptions) -> None:

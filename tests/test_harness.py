@@ -13,6 +13,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from tiny_folder import write_random_head, write_target
 
+from eagle_fsd.decoding.loop import Generation
 from eagle_fsd.tasks.harness_model import FuzzyLM
 
 TASK = """
@@ -43,8 +44,12 @@ def test_an_arm_is_used_and_counted(models):
     """Its further fields come as lm-eval splits them at commas."""
     options = {"tree": "7x3x3", "dtype": "float32", "device": "cpu"}
     lm = FuzzyLM(**models, **options, arm="fsd:1e9", child="draft")
-    lm.generate_until(asked("Why?", "One, two,", "Zürich ", do_sample=True, temperature=1.0))
+    whole = Generation()
+    for request in asked("Why?", "One, two,", "Zürich ", do_sample=True, temperature=1.0):
+        lm.generate_until([request])
+        whole.rounds += lm._method.last.rounds
     told = lm.get_model_info()["eagle_fsd"]
+    assert told["tokens_per_round"] == whole.tokens_per_round
     assert told["arm"] == "fsd:1000000000,child=draft" and told["answers"] == 3
     assert told["tokens_per_round"] > 1.2 and told["fuzzy_share"] > 0.2
 
