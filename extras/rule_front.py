@@ -40,15 +40,12 @@ LOSSES = {
 def scores_of(run: Path, arm: str, score: str, questions: list) -> dict[object, float]:
     """An arm's scores by question, of the first choice."""
     file = run / "scores" / f"{parse_arm(arm).slug}.jsonl"
-    if not file.exists():
-        raise BadInput(f"{run} has no scores of {arm}: evaluate/tasks.py --rescore makes them")
-    rows = read_lines(file)
-    found = {row["question_id"]: row["scores"].get(score) for row in rows if not row["choice"]}
-    if None in found.values():
-        raise BadInput(f"{run}: not all answers of {arm} have the score {score!r}")
+    rows = read_lines(file) if file.exists() else []
+    scores = {row["question_id"]: row["scores"] for row in rows if not row["choice"]}
+    found = {question: given[score] for question, given in scores.items() if score in given}
     if missing := set(questions) - set(found):
         raise BadInput(
-            f"{run} has no scores of {arm} on {len(missing)} questions that it answered: "
+            f"{run} has no {score} of {arm} for {len(missing)} questions that it answered: "
             "evaluate/tasks.py --rescore makes them"
         )
     return found
@@ -70,11 +67,11 @@ def front(run: Path, beside: str, score: str = "") -> None:
     if PLAIN not in records:
         raise BadInput(f"{run} has no arm plain to compare with")
     lines = curves(summarize(records))
-    lines = {line: arms for line, arms in lines.items() if exact_beside(arms[0]["arm"], records)}
     lines = {
         line: arms
         for line, arms in lines.items()
-        if all(row[GAIN]["value"] is not None for row in arms)
+        if exact_beside(arms[0]["arm"], records)
+        and all(row[GAIN]["value"] is not None for row in arms)
     }
     if beside not in lines:
         raise BadInput(f"{run} has no line {beside!r} to compare with; it has {', '.join(lines)}")

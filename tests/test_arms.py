@@ -9,11 +9,9 @@ from eagle_fsd.config import BadInput, SamplingConfig, parse_tree, tree_name
 from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.rules.guards import Ends, NoRepeat
 
-VALUES = ["0", "0.3", "1e-05", "0.1234567890123", "1"]
-RULE_TEXTS = ["exact", "fsd:inf", "ratio:inf", "random:0.05"]
-RULE_TEXTS += [f"{rule}:{value}" for rule in ("fsd", "fsd-paper", "ratio") for value in VALUES]
+RULE_TEXTS = [f"fsd:{value}" for value in ("0", "0.3", "1e-05", "0.1234567890123", "1", "inf")]
 RULE_TEXTS += ["fsd:0.3,child=draft", "fsd:0.3,child=draft,divergence=kl_target_draft"]
-RULE_TEXTS += ["path:2", "hold:0.03", "random:0.2,child=sample"]
+RULE_TEXTS += ["exact", "fsd-paper:0.3", "ratio:inf", "path:2", "random:0.2,child=sample"]
 GUARD_TEXTS = ["", ",no_repeat=2", ",ends=1", ",no_repeat=10,ends=1"]
 DRAFTER_TEXTS = ["", "@eagle:7x3x4", "@ngram:10", "@ngram:5,max_ngram=2", "@hybrid:7x3x4"]
 DRAFTER_TEXTS += ["@eagle:12x6x4,keep=0.1,deepen=0.4", "@hybrid:12x6x4,keep=0.1"]
@@ -29,19 +27,16 @@ def test_canonical_texts_are_their_own_and_slugs_tell_them_apart():
     for arm in arms:
         assert parse_arm(arm.text) == arm
         assert not set(arm.slug) & set(":,=@/ ") and arm.slug
-    assert len({arm.slug for arm in arms}) == len(texts) > 250
+    assert len({arm.slug for arm in arms}) == len(texts) > 200
 
 
 @pytest.mark.parametrize(
     ("text", "canonical"),
     [
         ("fsd", "fsd:0.3"),
-        ("fsd:0.30", "fsd:0.3"),
         ("fsd:3e-1,child=target,divergence=js", "fsd:0.3"),
         ("fsd:-0", "fsd:0"),
-        ("fsd:infinity", "fsd:inf"),
         ("fsd:0.3,divergence=tv,child=draft", "fsd:0.3,child=draft,divergence=tv"),
-        ("exact@eagle:007x3x4", "exact@eagle:7x3x4"),
         ("exact@language_model:5x05x1", "exact@language_model"),
         ("exact@hybrid:07x3x4,recycle=0", "exact@hybrid:7x3x4"),
         ("exact@ngram,num_draft_tokens=5,max_ngram=3", "exact@ngram:5"),
@@ -65,8 +60,7 @@ def test_what_an_arm_is_made_of():
     plain, generate = parse_arms(["plain", "generate"])
     assert plain.runs_our_loop and plain.rule == Exact() and not plain.drafts
     assert not generate.runs_our_loop and generate.value is None and generate.line == "generate"
-    no_number = ("exact", "typical:inf", "ratio:inf")
-    assert [parse_arm(text).value for text in (*no_number, "ratio:2")] == [None] * 3 + [2]
+    assert [parse_arm(text).value for text in ("exact", "ratio:inf", "ratio:2")] == [None, None, 2]
 
 
 def test_an_arm_that_names_the_tree_of_the_run_is_the_one_that_names_none():

@@ -17,8 +17,6 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import eagle_fsd
-from eagle_fsd.config import BadInput
-from eagle_fsd.models.load import default_head
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = [ROOT / f"requirements{step}.txt" for step in ("", "-tasks", "-test")]
@@ -108,12 +106,6 @@ def test_an_installed_library_answers_and_has_every_file(python, models):
     found = printed(python, USED, *models)
     assert Path(found["place"]).is_relative_to(python.parent.parent) and found["tokens"] == 8
     assert files(Path(found["place"]).parent) == files(Path(eagle_fsd.__file__).parent)
-
-
-def test_a_shipped_head_that_is_not_there_is_explained(monkeypatch, tmp_path):
-    monkeypatch.setattr("eagle_fsd.models.load.SHIPPED_HEAD", tmp_path / "none")
-    with pytest.raises(BadInput, match=f"not at {tmp_path}/none"):
-        default_head("smollm2")
 
 
 @pytest.mark.processes

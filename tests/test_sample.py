@@ -89,13 +89,10 @@ def test_inverse_cdf_at_its_boundaries():
     "rule, sampling",
     [
         (Exact(), SamplingConfig(1.0)),
-        (Exact(), SamplingConfig(0.7, top_p=0.9)),
         (Fsd(0.02, "draft"), SamplingConfig(1.0)),  # D passes at the root alone
         (Fsd(math.inf, "sample"), SamplingConfig(0.7)),
-        (FsdPaper(0.02, "sample"), SamplingConfig(1.0)),
         (FsdPaper(0.045, "sample"), SamplingConfig(1.2, top_k=4, top_p=0.95)),
         (Random(0.25), SamplingConfig(1.0)),
-        (PathRule(0.8), SamplingConfig(1.0)),
         (PathRule(2.0), SamplingConfig(0.8)),
         (PathRule(1.5), SamplingConfig(1.2, top_k=4, top_p=0.95)),
     ],
