@@ -107,17 +107,15 @@ def test_a_terminal_shows_fuzzy_tokens_in_color(model, models, capsys, monkeypat
     """Forced here; the text is the same without the color, and a pipe gets none. --show marks them,
     and the borders of rounds, in a pipe too."""
     made = eagle_fsd.generate(model, PROMPT, arm=ARM, max_new_tokens=TOKENS)
-    shown = {}
-    for colors in ("", "1"):
-        if colors:
-            monkeypatch.setenv("FORCE_COLOR", colors)
-        for show in ([], ["--show"]):
-            answer.main(command_options(models, *show))
-            shown[colors, *show] = capsys.readouterr().out.removesuffix("\n")
-    assert shown[("",)] == made.text
-    assert shown[("1",)] == made.marked(answer.COLORS, "")
-    assert shown["", "--show"] == made.marked()
-    assert shown["1", "--show"] == made.marked(answer.COLORS, answer.BORDER)
+
+    def shown(*more: str) -> str:
+        answer.main(command_options(models, *more))
+        return capsys.readouterr().out.removesuffix("\n")
+
+    assert (shown(), shown("--show")) == (made.text, made.marked())
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert shown() == made.marked(answer.COLORS, "")
+    assert shown("--show") == made.marked(answer.COLORS, answer.BORDER)
 
 
 def test_the_page_of_an_answer_holds_the_trees_of_its_rounds(model, models, capsys, tmp_path):

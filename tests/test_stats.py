@@ -88,7 +88,7 @@ def test_a_median_s_bounds_are_two_of_the_values(questions):
 
 
 @pytest.mark.parametrize("questions", [LEAST_QUESTIONS, 40])
-@pytest.mark.parametrize("share", [0.02, 0.5])
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.95])
 def test_shares_are_held_at_least_as_often_as_said(questions, share):
     """Of every possible count of right answers, by its probability. Bug held down: +- margin held
     a share of .02 in 15 of 100 cases at 8 questions, by bounds of 0 and 0."""
@@ -112,10 +112,6 @@ def test_the_detectable_difference_is_shown_four_times_in_five(questions):
     pairs = list(zip(mine, theirs, strict=True))
     truth = np.mean([paired_difference(*pair)["detectable"] for pair in pairs])
     assert 0.74 < np.mean([paired_difference(a + truth, b)["low"] > 0 for a, b in pairs]) < 0.88
-    # and questions that are alike in both arms make the pairing pay
-    hard = 10 * mine[1]
-    paired = paired_difference(mine[0] + hard, theirs[0] + hard)["detectable"]
-    assert paired == pytest.approx(paired_difference(mine[0], theirs[0])["detectable"])
 
 
 def test_mcnemar_s_p_is_that_of_all_outcomes():
@@ -138,7 +134,6 @@ def test_what_has_no_interval():
     all of none, and what is not finite is no value. Bug held down: two questions printed
     -0.0104 [-0.0104, -0.0104]."""
     assert mean_interval([]) == rate_interval([]) == share_interval([]) == NOTHING
-    assert paired_ratio([], []) == NOTHING
     assert paired_difference([], []) == NOTHING | {"detectable": None}
     for count in range(1, LEAST_QUESTIONS):
         assert mean_interval(range(count)) == NOTHING | {"value": (count - 1) / 2}
@@ -152,5 +147,4 @@ def test_what_has_no_interval():
     assert rate_interval([*nothing_else, (6, 2)]) == NOTHING | {"value": 3}
     assert rate_interval(nothing_else) == share_interval(nothing_else) == NOTHING
     assert paired_ratio([(1, 1)] * 9, nothing_else)["value"] is None
-    infinite = paired_difference([float("inf"), *range(9)], [0] * 10)
-    assert infinite["value"] is None and infinite["detectable"] is None
+    assert paired_difference([float("inf"), *range(9)], [0] * 10)["value"] is None

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hand_records import HAND, made_run
+from hand_records import HAND, NO_ROUNDS, made_run
 
 from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.curves import GAIN, LEAST, LOSSES, crossing, equal_gain, lost_at
@@ -22,7 +22,6 @@ def test_cells():
     assert tables.cell_text(None, ".2f") == "-"
     assert tables.cell_text(INTERVAL, ".2f") == "0.25 [-0.50, 1.00]"
     assert tables.cell_text(INTERVAL | {"detectable": 0.75}, "+.1f") == "+0.2 [-0.5, +1.0] (0.8)"
-    assert tables.cell_text(INTERVAL | {"low": None, "high": None}, ".2f") == "0.25"
     assert tables.cell_text(INTERVAL | {"low": 0.25, "high": 0.25}, ".2f") == "0.25"
 
 
@@ -33,10 +32,8 @@ def test_tables():
     def printed(rows: list[dict], name: str) -> list[dict[str, str]]:
         shown = tables.columns(arm="s") + tables.metric_columns(name)
         title, _, *cells = tables.markdown_table(rows, shown).splitlines()
-        title, *cells = (
-            [cell.strip() for cell in x.strip("|").split("|")] for x in (title, *cells)
-        )
-        return [dict(zip(title, row, strict=True)) for row in cells]
+        lines = [[cell.strip() for cell in x.strip("|").split("|")] for x in (title, *cells)]
+        return [dict(zip(lines[0], row, strict=True)) for row in lines[1:]]
 
     cost, answers = (printed(summarize(HAND), name) for name in ("cost", "answers"))
     assert [row["arm"] for row in cost] == [*HAND] and cost[0]["fuzzy share"] == "-"
@@ -48,13 +45,10 @@ def test_tables():
 
 
 def test_the_terminal_table_holds_every_arm_and_fits():
-    """At most 100 wide, whatever the arm is called; numbers in the order of their titles."""
+    """At most 100 wide, whatever the arm is called."""
     long = "fsd:0.2,child=draft,divergence=kl_target_draft@eagle:59x6x10"
     lines = tables.terminal_table(summarize(HAND | {long: HAND[FSD]})).splitlines()
     assert max(map(len, lines)) <= 100
-    titles = "arm tokens/s tokens/round fuzzy share regret/token argmax share log p/token"
-    assert lines[0].split() == titles.split()
-    assert lines[2].split() == ["generate", "0.60", "-", "-", "-", "+0.1000", "+0.200"]
     numbers = ["3.20", "2.67", "0.2500", "0.1250", "+0.0000", "-0.200"]
     assert lines[5].split() == [FSD, *numbers] and lines[6].split()[1:] == numbers
     assert "".join(line.split()[0] for line in lines[6:]) == long
@@ -77,8 +71,6 @@ def test_verdicts():
     score = {"score": "last_number", "mean": {"value": 0.5}, "vs_plain": {"value": -0.25}}
     scored = f"last_number 0.500 (-0.250 against plain), {fuzzy}"
     assert tables.verdict(row, score=score) == scored
-    score["vs_plain"] = None
-    assert tables.verdict(row, score=score) == f"last_number 0.500, {fuzzy}"
     # bug held down: of plain, where nothing was timed, stood "nothing to compare with"
     assert tables.verdict(summarize(HAND, timed=False)[1]) == "3.3 tokens per answer"
 
@@ -134,22 +126,22 @@ def test_a_line_is_read_off_between_its_values():
         plain = pooled(records["plain"], key) if METRICS[key].baseline else 0.0
         assert row[key]["value"] == pytest.approx(start + (end - start) * at - plain)
         assert row[key]["low"] < row[key]["value"] < row[key]["high"]
-    # few questions have no interval; nothing is read off without exact or plain
+    # few questions have no interval; nothing is read off without exact or plain, nor where answers
+    # are of one token. Bug held down: an arm without rounds ended the report in a TypeError
     records = made_run(LEAST - 1)
     few = equal_gain(records, summarize(records))
     assert few and all(row[key]["low"] is None for row in few for key in LOSSES)
-    for lacking in ("exact", "plain"):
-        less = {arm: rows for arm, rows in records.items() if arm != lacking}
+    short = {"plain": NO_ROUNDS, "exact": NO_ROUNDS, FSD: NO_ROUNDS, "fsd:0.4": NO_ROUNDS}
+    lacking = [{a: r for a, r in records.items() if a != arm} for arm in ("exact", "plain")]
+    for less in (short, *lacking):
         assert equal_gain(less, summarize(less)) == []
 
 
 def test_a_line_may_fall_with_its_value():
     """typical's larger value is the tighter one: the same rates are read off as where it rises."""
     records = made_run(LEAST)
-    rates, low, high = (
-        {a: records[a] for a in ("plain", "exact")},
-        *(records[arm] for arm in ("fsd:0.2", "fsd:0.4")),
-    )
+    rates = {arm: records[arm] for arm in ("plain", "exact")}
+    low, high = records["fsd:0.2"], records["fsd:0.4"]
     up, down = {"fsd:0.2": low, "fsd:0.4": high}, {"typical:0.2": high, "typical:0.4": low}
     (rising,), (falling,) = (equal_gain(rates | x, summarize(rates | x)) for x in (up, down))
     assert (rising["between"], falling["between"]) == ("0.2 and 0.4", "0.4 and 0.2")
@@ -168,15 +160,6 @@ def test_nothing_is_read_off_between_arms_that_lie_far_apart():
             turn["rounds"] = [{key: one[key] + two[key] for key in one} for one, two in pairs]
     far = equal_gain(records, summarize(records))
     assert far and not any(row["line"] == "fsd" for row in far)
-
-
-def test_answers_of_one_token_have_no_line():
-    """Bug held down: an arm without rounds has no gain, and ended the report in a TypeError."""
-    records = made_run(LEAST)
-    for rows in records.values():
-        for record in rows:
-            record["turns"] = [turn | {"rounds": []} for turn in record["turns"]]
-    assert equal_gain(records, summarize(records)) == []
 
 
 def test_crossing():
