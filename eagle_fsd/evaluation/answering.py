@@ -1,9 +1,6 @@
 """An arm answers a prompt: timed and counted alike, whoever's loop it is; what is recorded of it,
-and where every token came from, with the tree of every round, for the report's page.
-
-Every arm gets the same prompt tokens, stop tokens, budget and seed. The clock covers prefill and
-decoding, not tokenisation.
-"""
+and where every token came from, with the tree of every round, for the report's page. The clock
+covers prefill and decoding, not tokenisation."""
 
 import math
 from collections.abc import Callable

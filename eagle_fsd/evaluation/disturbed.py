@@ -37,7 +37,6 @@ def disturbed_turns(records: Mapping[str, Sequence[Record]]) -> list[Disturbed]:
 
 
 def _times(records: Mapping[str, Sequence[Record]], rate: float) -> list[Disturbed]:
-    """Every turn."""
     # 1. A turn's seconds a round over the median of its arm's: rules and trees differ.
     slow: dict[tuple, dict[str, float]] = {}  # of a turn, by arm
     for arm, rows in records.items():

@@ -45,27 +45,17 @@ def median_ratio(mine_Q2: Parts, theirs_Q2: Parts) -> Interval:
 
 @dataclass(frozen=True)
 class Metric:
-    """A column of every table.
-
-    Attributes:
-        tables: names of the printed tables that show it; CSV and JSON have all.
-        measure: the value from the arm's parts and the baseline's, which are the arm's own where it
-            is compared with none.
-        baseline: the arm that it is compared with: generate, plain or exact.
-        interval: whether one that holds is known (results/intervals).
-        less_plain: tables that show its difference to plain, X_minus_plain, in METRICS too.
-    """
-
     label: str  # title of the column
     form: str  # a format specification
-    tables: tuple[str, ...]
+    tables: tuple[str, ...]  # the printed ones that show it; CSV and JSON have all
     meaning: str  # a sentence for the page
     numerator: RecordNumber | None = None
     denominator: RecordNumber | None = None
+    # from the arm's parts and the baseline's, which are the arm's own where it has no baseline
     measure: Callable[[Parts, Parts], Interval] = rate
-    baseline: str = ""
-    interval: bool = True
-    less_plain: tuple[str, ...] = ()
+    baseline: str = ""  # the arm that it is compared with: generate, plain or exact
+    interval: bool = True  # whether one that holds is known (results/intervals)
+    less_plain: tuple[str, ...] = ()  # show its difference to plain, X_minus_plain of METRICS
 
 
 # fmt: off
@@ -198,17 +188,11 @@ for key, metric in RATES.items():
 
 
 def summarize(records: Mapping[str, Sequence[Record]], *, timed: bool = True) -> list[dict]:
-    """One row an arm, in the order of the records, which are by the arm's text.
-
-    Args:
-        timed: whether arms were timed side by side: else what is made of seconds is None.
-
-    Returns:
-        JSON-able rows: arm, rule, value (the rule's parameter), line (the arm without it), tree,
-        questions, answers, and every metric as {"value", "low", "high"}, of differences also
-        "detectable". Exact is compared with drafting by the same drafter. None is what an arm does
-        not have, or what is not finite.
-    """
+    """One row an arm, in the order of the records: arm, rule, value (the rule's parameter), line
+    (the arm without it), tree, questions, answers, and every metric as {"value", "low", "high"}, of
+    differences also "detectable"; JSON-able. Exact is compared with drafting by the same drafter.
+    None is what an arm does not have, what is not finite, and what is made of seconds where arms
+    were not `timed` side by side. BadInput where no question was answered by all arms."""
     shared = shared_questions(records)
     rows = []
     for arm, mine in shared.items():
@@ -254,11 +238,7 @@ def by_category(records: Mapping[str, Sequence[Record]], *, timed: bool = True) 
 def shared_questions(records: Mapping[str, Sequence[Record]]) -> dict[str, Questions]:
     """The questions of which all arms have as many answers, each in one record, the turns of its
     choices one after the other, with plain's. Only the arms of transformers, too slow to answer
-    every question, may have fewer: comparisons with them are over what both answered.
-
-    Raises:
-        BadInput: there are none.
-    """
+    every question, may have fewer: comparisons with them are over what both answered."""
     merged: dict[str, Questions] = {arm: {} for arm in records}
     for arm, rows in records.items():
         for record in sorted(rows, key=lambda record: record.get("choice", 0)):

@@ -30,8 +30,7 @@ STYLE |= {"axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right
 
 
 def plot_curves(rows: Sequence[dict], *, across: str = GAIN) -> str:
-    """Rows as SVG, with their 95 % intervals where these are known; "" where no arm has what is
-    drawn, as caption explains."""
+    """Rows as SVG; "" where no arm has what is drawn, as caption explains."""
     if not drawn_rows(rows, across)[0]:
         return ""
     drawing = BytesIO()

@@ -1,5 +1,4 @@
-"""Numbers of one record: what rates are made of, as tokens and seconds, and what its answers are
-like, as whether they loop.
+"""Numbers of one record, of which rates are made.
 
 A record is a question answered by one arm: question_id, arm, turns (answering.turn_record). A turn
 of prefill's token and two rounds, of 3 and 2 tokens, the last one trimmed at a budget of 5:
@@ -42,7 +41,6 @@ def rounds_of(record: Record) -> list[dict]:
 
 
 def of_turns(value: Callable[[dict], float]) -> RecordNumber:
-    """What every turn has, summed."""
     return lambda record: sum(value(turn) for turn in record["turns"])
 
 

@@ -18,7 +18,7 @@ Column = tuple[str, str, str]  # title, key of the row, format
 
 
 def columns(**form_by_key: str) -> list[Column]:
-    """Columns whose titles are their keys in words: tokens/round for tokens_per_round."""
+    """Titled by their keys in words: tokens/round for tokens_per_round."""
     titles = [key.replace("_per_", "/").replace("_", " ") for key in form_by_key]
     return list(zip(titles, form_by_key, form_by_key.values(), strict=True))
 
@@ -106,10 +106,9 @@ def verdict(
     row: dict, noise: float = 0.0, *, score: dict | None = None, disturbed: bool = False
 ) -> str:
     """Such as "+10 % tokens per round over exact, 4.1 % of its tokens fuzzy", behind its `score`, a
-    row of task_scores.compare_scores, where it has one. A speed that the noise (RunData's) or its
-    own interval explains is called plain's; where answers were disturbed, the median stands in the
-    place of the speed over all. Repetition is named where it exceeds plain's by REPEATS. An arm of
-    which nothing else is known has the length of its answers."""
+    row of task_scores.compare_scores. A speed that the noise (RunData's) or its own interval
+    explains is called plain's; where answers were disturbed, the median stands in the place of the
+    speed over all. An arm of which nothing else is known has the length of its answers."""
     gain = "tokens_per_round_vs_exact"
     tokens = "tokens_per_round" if row[gain]["value"] is None else gain
     keys = ["speed_vs_plain", tokens, "fuzzy_share", "mean_logp_minus_plain"]
@@ -137,8 +136,8 @@ def verdict(
 
 def csv_text(rows: list[dict]) -> str:
     """A line a row under one header: {"value", "low", "high"} under X becomes X, X_low, X_high, any
-    other dict X_KEY; empty where there is nothing, columns without anything are left out. Texts
-    that a spreadsheet would take for a formula begin with an apostrophe."""
+    other dict X_KEY; columns without anything are left out. Texts that a spreadsheet would take for
+    a formula begin with an apostrophe."""
     flat: list[dict] = [{} for _ in rows]
     for cells, row in zip(flat, rows, strict=True):
         for key, value in row.items():

@@ -75,7 +75,7 @@ class PlainText:
 
 
 def cut(prompt: list[int], greedy: list[int], stop: StopConfig) -> PlainText | None:
-    """The text for a budget; None if more greedy tokens are needed."""
+    """None if more greedy tokens are needed."""
     answer, finish = stop.trim([], greedy)
     beyond = greedy[len(answer) :][:TOKENS_BEYOND_END]
     if finish is None or len(beyond) < TOKENS_BEYOND_END:

@@ -103,8 +103,7 @@ class RunData:
 
     @property
     def target(self) -> str:
-        """Its name, and what tells it from others of that name; a copy on another machine is the
-        same target."""
+        """Its name, and what tells it from others of that name."""
         # older runs have the time of a file's last change too, which is another in a copy
         files = [
             (key, value)
@@ -207,13 +206,15 @@ def read_run(folder: Path) -> RunData:
     if not records:
         raise BadInput(f"{folder} holds no records: let its command answer a question first")
     try:
-        arms = sorted(records, key=_place)
+        parsed = {arm: parse_arm(arm) for arm in records}
     except BadInput as error:
-        plugin = options.get("plugin")
         advice = "made by an older version? Run it again"
-        if plugin:
+        if plugin := options.get("plugin"):
             advice = f"the run was made with --plugin {plugin}: name that file here too"
         raise BadInput(f"{folder}: {error}; {advice}") from error
+    # baselines first, then by line and value
+    others = sorted(parsed, key=lambda arm: (parsed[arm].line, parsed[arm].value or 0.0))
+    arms = sorted(others, key=lambda arm: (*BASELINES, parsed[arm].kind).index(parsed[arm].kind))
     scores = []
     for path in [*folder.glob("scores/table.json"), *sorted(folder.glob("judge/*/single.json"))]:
         scores += [row for row in read_json(path)["rows"] if row["arm"] in arms]
@@ -221,7 +222,7 @@ def read_run(folder: Path) -> RunData:
     scores.sort(key=lambda row: (names.index(row["score"]), arms.index(row["arm"])))
     scored = {}
     for arm in arms:
-        path = folder / "scores" / f"{parse_arm(arm).slug}.jsonl"
+        path = folder / "scores" / f"{parsed[arm].slug}.jsonl"
         if path.is_file():
             rows = read_lines(path, warn=warnings.append)
             scored[arm] = {answer_key(row): row for row in rows}
@@ -234,10 +235,3 @@ def read_run(folder: Path) -> RunData:
         scored=scored,
         warnings=warnings,
     )
-
-
-def _place(arm: str) -> tuple:
-    """Where an arm stands in tables: baselines first, then by line and value."""
-    parsed = parse_arm(arm)
-    place = BASELINES.index(parsed.kind) if parsed.kind in BASELINES else len(BASELINES)
-    return place, parsed.line, parsed.value or 0.0
