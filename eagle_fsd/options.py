@@ -234,13 +234,17 @@ class ModelOptions(ChatOptions, PluginOptions):
 
     def digests(self) -> dict[str, str]:
         """Digests of the files of the models and of the plugin, by which two of one name differ."""
-        from eagle_fsd.models import load
-        from eagle_fsd.models.assets import EMBEDDED_TARGET
-        from eagle_fsd.models.digests import head_digests, target_digests
+        from eagle_fsd.models.load import (
+            EMBEDDED_TARGET,
+            SHIPPED_HEAD,
+            head_digests,
+            own_layers,
+            target_digests,
+        )
 
-        own = load.default_head(EMBEDDED_TARGET) if self.target == EMBEDDED_TARGET else ""
+        own = str(SHIPPED_HEAD) if self.target == EMBEDDED_TARGET else ""
         digests = target_digests(self.target) | head_digests(self.head or own)
-        if self.draft_model and not load.own_layers(self.draft_model):
+        if self.draft_model and not own_layers(self.draft_model):
             digests |= target_digests(self.draft_model, "draft_model")
         return digests | self.plugin_digest()
 

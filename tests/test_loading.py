@@ -21,12 +21,12 @@ from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine import products
 from eagle_fsd.models import weights
-from eagle_fsd.models.digests import target_digests
 from eagle_fsd.models.load import (
     check_draft_model,
     default_dtype,
     load_target,
     load_target_config,
+    target_digests,
     training_dtype,
 )
 

@@ -23,8 +23,7 @@ from transformers import LlamaForCausalLM
 
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.models.chat import prompt_ids
-from eagle_fsd.models.digests import target_digests
-from eagle_fsd.models.load import load_target
+from eagle_fsd.models.load import load_target, target_digests
 from eagle_fsd.runs.folder import record_files
 from eagle_fsd.training.data import read_dialogues
 from eagle_fsd.training.features import TargetStates

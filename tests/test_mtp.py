@@ -26,8 +26,7 @@ from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.drafters.hybrid import HybridDrafter
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.heads.mtp_files import write_mtp
-from eagle_fsd.models.digests import head_digests
-from eagle_fsd.models.load import load_head, load_target_config
+from eagle_fsd.models.load import head_digests, load_head, load_target_config
 from eagle_fsd.models.weights import stored_model
 
 V = 31

@@ -41,8 +41,7 @@ from eagle_fsd.heads.draft_head import DraftHead, build_head
 from eagle_fsd.heads.files import read_head, write_head
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.layouts import read_config
-from eagle_fsd.models.digests import head_digests
-from eagle_fsd.models.load import load_head
+from eagle_fsd.models.load import head_digests, load_head
 
 
 def assert_same_tensors(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:

@@ -94,7 +94,6 @@ def make_data(options: DataOptions) -> None:
     from eagle_fsd.evaluation.questions import read_questions
     from eagle_fsd.models import load
     from eagle_fsd.models.chat import tell_added
-    from eagle_fsd.models.digests import target_digests
     from eagle_fsd.runs.folder import Processes, Run
     from eagle_fsd.runs.provenance import digest
     from eagle_fsd.training import dialogues, prompts
@@ -125,7 +124,7 @@ def make_data(options: DataOptions) -> None:
     if SELF in weights:
         chat.user_prefix()  # refuses a template without
     # 2. The folder, and what of the candidates is left.
-    digests = target_digests(options.target)
+    digests = load.target_digests(options.target)
     run = Run(
         options.output,
         asdict(options) | digests | {"prompts": digest([sources, excluded])},  # files may change

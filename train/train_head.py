@@ -110,7 +110,6 @@ def train(options: TrainOptions) -> None:
 
     from eagle_fsd.families import longest_text
     from eagle_fsd.models import load
-    from eagle_fsd.models.digests import head_digests, target_digests
     from eagle_fsd.runs.folder import Processes, Run
     from eagle_fsd.runs.provenance import digest
     from eagle_fsd.training.data import read_dialogues, split
@@ -133,8 +132,8 @@ def train(options: TrainOptions) -> None:
     )
     # 2. The processes, and the folder, of a new run of these options or of one that goes on.
     accelerator = launched(options)
-    digests = target_digests(options.target)
-    read = head_digests(options.start)
+    digests = load.target_digests(options.target)
+    read = load.head_digests(options.start)
     read["dialogues"] = digest([[d.ids, d.mask] for d in dialogues])  # files may change
     # kept states are rounded to bfloat16, wherever they lie
     read["features"] = "online" if options.features == "online" else "kept"

