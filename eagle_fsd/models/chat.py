@@ -166,8 +166,6 @@ def _control(tokenizer: PreTrainedTokenizerBase, *, spaces: bool = False) -> str
 
 
 class TurnEnds(NamedTuple):
-    """What ends an answer."""
-
     ids: tuple[int, ...]
     strings: tuple[str, ...]
     added: tuple[str, ...]  # the tokens that generation_config lacks, as text

@@ -141,8 +141,7 @@ class Run:
 
     Args:
         folder: empty: the free_folder of that name.
-        settings: JSON-able; a folder of others is refused, and what differs is named. Sessions
-            hold a digest of the library's source, which may differ: reports note it.
+        settings: JSON-able; a folder of others is refused, and what differs is named.
         free: settings that may differ from those of earlier sessions.
         key: what identifies a record among those of its name; of two with one key the later counts.
 
