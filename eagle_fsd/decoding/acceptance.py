@@ -44,15 +44,13 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Policy:
-    """How drafts are accepted, and how P comes from the target's logits."""
-
     rule: Rule
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     guards: tuple[Guard, ...] = ()
 
     def check(self, drafter: Drafter) -> None:
-        """Refuse, by a BadInput, a rule that has no meaning with the sampling, the guards or the
-        drafter, in whose place its settings may stand."""
+        """Refuse a rule that has no meaning with the sampling, the guards or the drafter, in whose
+        place its settings may stand."""
         if self.rule.draw is not None and not drafter.samples:
             raise BadInput(
                 "this rule needs drafts that are sampled, since it asks with what probability they "
@@ -66,7 +64,7 @@ class Policy:
         self.rule.check(self.sampling, drafter)
 
     def begin(self) -> "Policy":
-        """The policy for one answer; see Rule.begin."""
+        """For one answer; see Rule.begin."""
         return replace(self, rule=self.rule.begin())
 
     @cached_property
@@ -93,14 +91,9 @@ def accept(
     stop_token_ids: Collection[int] = (),
     answer: Sequence[int] = (),
 ) -> Acceptance:
-    """Choose the accepted path, and say what is emitted along it and what that costs.
-
-    BadInput: the target's logits are no numbers after a node of the accepted path.
-
-    Args:
-        tree, target_logits_NV, uniform_S3, stop_token_ids, answer: see tabulate.
-        policy: of the answer (Policy.begin).
-    """
+    """Choose the accepted path, and say what is emitted along it and what that costs. The policy is
+    the answer's own (Policy.begin); for the other arguments see tabulate. BadInput: the target's
+    logits are no numbers after a node of the accepted path."""
     rule = policy.rule
     verified = tabulate(
         tree,

@@ -39,7 +39,7 @@ class PreallocatedLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the forward's rows; returns views of all rows that it reads, these included."""
+        """Write the forward's rows; returns all rows that it reads, these included."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         cache = self._cache()
@@ -73,7 +73,6 @@ class HybridLayer(RecurrentLayer, PreallocatedLayer):
         self.is_initialized = False
 
     def lazy_initialization(self, *rows: torch.Tensor, **states) -> None:
-        """Of keys and values by position, or of states by name."""
         if rows:
             PreallocatedLayer.lazy_initialization(self, *rows)
         else:
@@ -113,10 +112,19 @@ class TreeCache(Cache):
     def __init__(
         self, num_layers: int, capacity: int, *, types: Sequence[str] = (), pooled: bool = True
     ):
-        self._with_rows: list[PreallocatedLayer] = []
-        self._with_states: list[RecurrentLayer] = []
-        types = types or ["full_attention"] * num_layers
-        super().__init__(layers=[self._layer(kind) for kind in types])
+        layers: list[CacheLayerMixin] = []
+        self._with_rows = 0  # layers
+        for kind in types or ["full_attention"] * num_layers:
+            if kind in NOTHING:
+                layer = DummyLayer()
+            elif kind in RECURRENT:
+                layer = RecurrentLayer(self)
+            else:
+                made = HybridLayer if kind in HYBRID else PreallocatedLayer
+                layer = made(self, self._with_rows)
+                self._with_rows += 1
+            layers.append(layer)
+        super().__init__(layers=layers)
         self.capacity = capacity
         self.length = self.committed = 0
         self.positions: torch.Tensor | None = None
@@ -124,19 +132,6 @@ class TreeCache(Cache):
         self._pooled = pooled
         # keys and values in turn, [layers, 1, kv_heads, capacity, head_dim]
         self._pools: list[torch.Tensor] = []
-
-    def _layer(self, kind: str) -> CacheLayerMixin:
-        if kind in NOTHING:
-            return DummyLayer()
-        if kind in RECURRENT:
-            layer = RecurrentLayer(self)
-        else:
-            index = len(self._with_rows)
-            layer = (HybridLayer if kind in HYBRID else PreallocatedLayer)(self, index)
-            self._with_rows.append(layer)
-        if isinstance(layer, RecurrentLayer):
-            self._with_states.append(layer)
-        return layer
 
     def next_rows(self, count: int, device: torch.device) -> torch.Tensor:
         """The rows right behind the valid ones, int64 [count]."""
@@ -154,7 +149,7 @@ class TreeCache(Cache):
         if self._pooled and [pool.shape[1:] for pool in self._pools[:2]] == shapes:
             keys, values = self._pools[:2]
             return keys[index], values[index]
-        layers = len(self._with_rows) if self._pooled and not self._pools else 1
+        layers = self._with_rows if self._pooled and not self._pools else 1
         # zeros: where rows are read that nobody has written (models/generate.py), a mask hides
         # numbers, but no NaN
         keys, values = (key_states.new_zeros(layers, *shape) for shape in shapes)
@@ -166,8 +161,9 @@ class TreeCache(Cache):
     def keep_path(self, node_A: torch.Tensor) -> None:
         """Commit the rows of a path's nodes, right behind the committed ones, and forget the tree's
         others; states become those behind the path's last node."""
-        for layer in self._with_states:
-            layer.keep_path(node_A)
+        for layer in self.layers:
+            if isinstance(layer, RecurrentLayer):
+                layer.keep_path(node_A)
         kept = node_A.shape[0]
         if kept > 1:  # the root's row is where it should be
             row_A = node_A + self.committed

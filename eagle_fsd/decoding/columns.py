@@ -76,7 +76,6 @@ class Rows:
 
     @cached_property
     def prob_MV(self) -> torch.Tensor:
-        """P, float32."""
         if self.sampling.temperature == 0:
             return next_token_probs(self.target_MV, self.sampling)
         return torch.softmax(self.filtered_MV, dim=-1)
@@ -87,7 +86,6 @@ class Rows:
 
     @cached_property
     def draft_MR(self) -> torch.Tensor:
-        """The drafter's raw logits; NaN where it has none."""
         draft_ER, row_M1 = self.draft_logits_ER, self.draft_row_M[:, None]
         if draft_ER.shape[0] == 0:
             width = draft_ER.shape[1] or self.target_MV.shape[1]
@@ -105,7 +103,6 @@ class Rows:
         return prob_MV.masked_fill(self.draft_MR[:, :1].isnan(), math.nan)
 
     def at_drafts(self, value_MV: torch.Tensor) -> torch.Tensor:
-        """A table's values at the drafts, float32 [C]."""
         return value_MV[self.row_C, self.token_C].float()
 
     def at_drafts_of_drafter(self, value_MR: torch.Tensor, outside: float) -> torch.Tensor:
@@ -147,7 +144,6 @@ def rank(rows: Rows) -> torch.Tensor:
 
 
 def supported(rows: Rows) -> torch.Tensor:
-    """Temperature alone removes nothing; at 0 the filters are taken of the raw row."""
     return (rows.at_drafts(rows.filtered_MV) > -math.inf).float()
 
 
@@ -169,7 +165,6 @@ def entropy(rows: Rows) -> torch.Tensor:
 
 
 def raw_divergence(rows: Rows, *, name: str) -> torch.Tensor:
-    """D of the two raw rows, NaN where the drafter has none."""
     return divergence(name, rows.target_MV, rows.draft_MR, rows.draft_token_R)
 
 

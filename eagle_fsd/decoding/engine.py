@@ -53,7 +53,7 @@ class Engine:
         return 1
 
     def rows(self, capacity: int) -> int:
-        """How many rows a cache is given of which so many are needed."""
+        """Rows that a cache is given of which so many are needed."""
         return capacity
 
     def wrap(self, function: Callable[..., tuple[torch.Tensor, ...]]) -> Callable:

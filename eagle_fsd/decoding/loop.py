@@ -55,8 +55,6 @@ class StopConfig:
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """How an answer is decoded: acceptance and sampling, its end, the seed of all randomness."""
-
     policy: Policy
     stop: StopConfig = field(default_factory=StopConfig)
     seed: int = 0
@@ -67,7 +65,7 @@ class DecodeConfig:
 
 
 def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> None:
-    """Refuse, by a BadInput, a request that cannot be carried out, before any work."""
+    """Refuse a request that cannot be carried out, before any work."""
     if len(prompt) == 0:
         raise BadInput("the prompt is empty: give at least one token")
     check_tokens(target, prompt)
@@ -79,7 +77,6 @@ def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> No
 
 
 def check_tokens(target: Target, prompt: Sequence[int]) -> None:
-    """Refuse, by a BadInput, tokens that have no row in the target's tables."""
     strange = [token for token in prompt if not 0 <= token < target.vocab_size]
     if strange:
         raise BadInput(
@@ -115,11 +112,10 @@ class Generation:
     """An answer, whole or after any of its rounds.
 
     Attributes:
-        tokens: the answer's token ids, in order: the one of prefill, then those of the rounds, up
-            to the budget or to a stop token, which is the last one.
-        rounds: an Acceptance for each round, in order; prefill is no round. Its lists have an entry
-            for each token that the round emitted. They are not trimmed, so that the last round may
-            hold tokens that `tokens` lacks.
+        tokens: the one of prefill, then those of the rounds, up to the budget or to a stop token,
+            which is the last one.
+        rounds: prefill is no round. They are not trimmed, so that the last one may hold tokens that
+            `tokens` lacks.
         finish: why the answer ended: "stop" or "length"; None while it goes on.
     """
 
@@ -128,7 +124,6 @@ class Generation:
     finish: str | None = None
 
     def add(self, one_round: Round) -> None:
-        """Take in the answer's next round."""
         self.tokens += one_round.tokens
         self.finish = one_round.finish
         if one_round.acceptance is not None:
@@ -150,21 +145,15 @@ class Generation:
 
     @property
     def fuzzy(self) -> list[bool]:
-        """A flag for each of the tokens: whether the exact test would have emitted another one.
-
-        The token of prefill is never fuzzy, nor is any where there are no rounds (transformers'
-        generate).
-        """
+        """Of each of the tokens, whether the exact test would have emitted another one; that of
+        prefill is never fuzzy."""
         flags = [False, *(flag for r in self.rounds for flag in r.fuzzy)]
         return (flags + [False] * len(self.tokens))[: len(self.tokens)]
 
     @property
     def round_numbers(self) -> list[int]:
-        """The number of the round that emitted it for each of the tokens, from 1; prefill is 0, and
-        so is all that transformers' generate emitted.
-
-        Example: prefill, then rounds of 3 and 2 tokens: 0 1 1 1 2 2.
-        """
+        """Of each of the tokens the round that emitted it; prefill's is 0. Example: prefill, then
+        rounds of 3 and 2 tokens: 0 1 1 1 2 2."""
         numbers = [0, *(n for n, r in enumerate(self.rounds, start=1) for _ in r.tokens)]
         return (numbers + [0] * len(self.tokens))[: len(self.tokens)]
 
@@ -182,7 +171,7 @@ def answer_uniforms(seed: int, positions: int) -> torch.Tensor:
 def decode(
     target: Target, drafter: Drafter, prompt: Sequence[int], config: DecodeConfig
 ) -> Generation:
-    """Decode one answer to its end; see decode_rounds."""
+    """One answer to its end; see decode_rounds."""
     result = Generation()
     for one_round in decode_rounds(target, drafter, prompt, config):
         result.add(one_round)

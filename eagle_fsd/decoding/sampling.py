@@ -1,6 +1,5 @@
-"""From logits to the target's next-token distribution P, and draws from it. The only copy.
-
-Filters are transformers' own, so that P is what `generate` would sample from.
+"""From logits to the target's next-token distribution P, and draws from it. The only copy. Filters
+are transformers' own, so that P is what `generate` would sample from.
 
 Axes: R rows, V vocabulary, C draws.
 """

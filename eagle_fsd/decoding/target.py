@@ -43,17 +43,14 @@ NO_DEFAULTS = frozenset(
 
 
 def generation_defaults(config: GenerationConfig) -> dict[str, object]:
-    """What a model's own config would change of its answers, by name: temperature, penalties,
-    suppressed tokens. End tokens are left out."""
+    """What a model's own config would change of its answers, by name, but for the end tokens."""
     settings = config.to_diff_dict()
     return {name: settings[name] for name in settings if name not in NO_DEFAULTS}
 
 
 class Target:
-    """A target model and the cache of the one sequence that it is decoding.
-
-    A Target made by hand is not checked: some families of models verify trees wrongly, see
-    eagle_fsd.engine.trial.check_tree_attention.
+    """A target model and the cache of the one sequence that it is decoding. One made by hand is
+    not checked: some families verify trees wrongly (engine.trial.check_tree_attention).
 
     Args:
         model: in eval mode. Its generation config is cleared but for the stop tokens, so that
@@ -67,12 +64,11 @@ class Target:
         feature_layers: which hidden states are the features, as indices into transformers'
             `hidden_states` (i is what enters layer i, and the number of layers what leaves the last
             one, before the final norm); empty: the last, after the final norm.
-        left_out: what the model's own generation config sets beside its end tokens, by name: no
-            answer takes it from there.
-        max_positions: longest sequence it was made for and can be decoded in, see longest_text.
+        left_out: see generation_defaults; no answer takes them from there.
+        max_positions: see longest_text.
         dtype: of its hidden states and logits; its tables may be held in fewer bits.
         has_states: layers carry a state from token to token instead of keys and values.
-        cache: of the sequence that it decodes; None before the first and after the last.
+        cache: None before the first sequence and after the last.
         last_logits_NV: what the last verification returned, for drafters that learn from it.
         masks: masks(visible_NK, key_position_K, position_N) is layer_masks of this model.
     """
@@ -141,11 +137,10 @@ class Target:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the model has other parts or weights than those that this Target was made of."""
+        """The model has other parts or weights than those that this Target was made of."""
         return self._seen.has_changed()
 
     def new_cache(self, capacity: int) -> TreeCache:
-        """For a sequence of this model of at most `capacity` rows."""
         return TreeCache(self.num_layers, self.engine.rows(capacity), **self._cache_settings)
 
     def first_layers(self, count: int) -> "Target":
@@ -158,12 +153,10 @@ class Target:
         return cut
 
     def embed(self, token_T: torch.Tensor) -> torch.Tensor:
-        """On `device`, [T, D]."""
         return self.embed_tokens(token_T.to(self.embed_tokens.weight.device)).to(self.device)
 
     def start(self, capacity: int) -> None:
-        """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree).
-        BadInput: the model is_stale."""
+        """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree)."""
         if self.is_stale:
             raise BadInput(
                 "the target's weights are no longer those that it was loaded with, of which copies "
@@ -172,14 +165,13 @@ class Target:
         self.cache = self.new_cache(capacity)
 
     def close(self) -> None:
-        """Forget the sequence and its cache."""
         self.cache: TreeCache | None = None
         self.last_logits_NV: torch.Tensor | None = None
 
     @contextmanager
     def turn(self, cache: TreeCache | None = None) -> Iterator[None]:
-        """Around a round's work, or around that of beginning a sequence: threads take turns.
-        BadInput if another sequence was begun since that of this cache."""
+        """Around a round's work, or around that of beginning a sequence: threads take turns, and
+        of two sequences the second ends the first."""
         with self._lock:
             if cache is not None and cache is not self.cache:
                 raise BadInput(
@@ -190,8 +182,7 @@ class Target:
 
     @torch.inference_mode()
     def prefill(self, prompt_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the prompt; returns the logits of the token after it [V], and features [L, F].
-        BadInput: the logits are no numbers."""
+        """Run the prompt; returns the logits of the token after it [V], and features [L, F]."""
         L = prompt_L.shape[0]
         row_L = self.cache.next_rows(L, self.device)
         hidden_LD, features_LF = self.run(self.cache, prompt_L, row_L)

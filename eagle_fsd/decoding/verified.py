@@ -73,17 +73,15 @@ class VerifiedTree:
                 self.children[parent].append(node)
 
     def value(self, column: str, node: int) -> float:
-        """A column's value at a node; a KeyError if neither the rule nor a guard names it."""
+        """A KeyError if neither the rule nor a guard names the column."""
         return self.values[column][node]
 
     def exact(self, v: int) -> tuple[int, float]:
-        """The token that the exact test emits at v, and its regret."""
         if v not in self._exact:
             self._exact[v] = self._draw_leaf(v)
         return self._exact[v]
 
     def hit(self, v: int) -> int | None:
-        """The child with the exact token, if there is one."""
         for child in self.children[v]:
             if self.tokens[child] == self._exact[v][0]:
                 return child
@@ -123,7 +121,7 @@ class VerifiedTree:
         return last
 
     def once_a_round(self, compute: Callable[["VerifiedTree"], Result]) -> Result:
-        """compute(self), which is kept for the round: what a rule knows of the whole tree."""
+        """compute(self), kept for the round: what a rule knows of the whole tree."""
         if compute not in self._computed:
             self._computed[compute] = compute(self)
         return self._computed[compute]
@@ -164,9 +162,8 @@ def tabulate(
         child_NK[parent_C, rank_C] = token_C.masked_fill(behind_end_C, -1)
 
     def look_at(node_M: torch.Tensor) -> tuple[Rows, torch.Tensor, torch.Tensor]:
-        """The rows of these nodes, ascending; what the exact test emits there, and its regret. Of
-        some nodes, drafts behind others are looked up wrongly: columns are read of all rows that
-        have drafts."""
+        """The rows of these nodes, ascending; what the exact test emits there, and its regret.
+        Columns hold only where all nodes with drafts are among them."""
         row_C = torch.searchsorted(node_M, tree.parent_N[1:]).clamp_max(len(node_M) - 1)
         target_MV = target_logits_NV
         if len(node_M) < N:
@@ -254,15 +251,14 @@ class Rule:
     dial: float | None = None
 
     def __post_init__(self):
-        """Refuse, by a BadInput, a first field out of bounds; a NaN is."""
+        """Refuse a first field out of bounds; a NaN is."""
         low, high = self.bounds
         for name, value in list(vars(self).items())[:1]:
             if isinstance(value, float | int) and not low <= value <= high:
                 raise BadInput(f"{name} must be {low:g} to {high:g}, got {value}")
 
     def check(self, sampling: SamplingConfig, drafter: Drafter) -> None:
-        """Refuse, by a BadInput, what has no meaning together. In the place of a drafter that is
-        not built yet stand its settings."""
+        """Refuse what has no meaning together; see Policy.check."""
 
     def begin(self) -> "Rule":
         """Called once an answer: a rule that remembers its rounds returns a fresh object that does
@@ -270,7 +266,6 @@ class Rule:
         return self
 
     def choose(self, tree: VerifiedTree) -> Path:
-        """The accepted path of a round."""
         path, child = [0], self.step(tree, 0)
         while child is not None:
             path.append(child)
@@ -310,5 +305,4 @@ class Guard:
         return False
 
     def allows(self, tree: VerifiedTree, child: int) -> bool:
-        """Whether the draft may be taken although the exact token is another."""
         raise NotImplementedError

@@ -1,9 +1,4 @@
-"""The drafter that grows a dynamic tree a round with a draft head.
-
-The head is in heads/draft_head.py; growing.py has what it shares with other drafters of trees.
-
-Axes: see growing.py.
-"""
+"""The drafter that grows a dynamic tree a round with a draft head. Axes: see growing.py."""
 
 import sys
 from collections.abc import Callable
@@ -94,7 +89,6 @@ class EagleDrafter(GrowingDrafter):
         return TreeCache(self.head.config.num_hidden_layers, rows)
 
     def embed(self, token_T: torch.Tensor) -> torch.Tensor:
-        """What the head reads of tokens, [T, D]: by its own embedding where it has one."""
         own = self.head.embed_tokens
         return self.target.embed(token_T) if own is None else own(token_T.to(own.weight.device))
 

@@ -1,6 +1,5 @@
-"""A drafter that grows one of EAGLE-2's dynamic trees a round, with a model of its own.
-
-The model is a draft head (eagle.py) or a whole language model (language_model.py).
+"""A drafter that grows one of EAGLE-2's dynamic trees a round, with a draft head (eagle.py) or a
+whole language model (language_model.py).
 
 Axes: K branch_top_k (the frontier), E expanded nodes, N nodes with the root, P pool of candidates,
 T new positions, M positions whose outputs are read, D hidden size, F features, S cache rows, R
@@ -35,8 +34,8 @@ LEAST_ROUNDS, IDLE_YIELD = 32, 1.05
 
 @dataclass
 class TreeYield:
-    """What the rounds of a model's trees have emitted so far, in all answers and shapes of trees,
-    and whether a line has told that this is hardly more than the target emits alone."""
+    """What the rounds of a model's trees have emitted so far, in all answers and shapes of trees;
+    `told`: a line has said that this is hardly more than the target emits alone."""
 
     rounds: int = 0
     tokens: int = 0
@@ -52,9 +51,6 @@ class GrowingDrafter(Drafter):
     Rows of committed tokens stay in the model's cache, row i at position i; rows of the tree are
     dropped after each round. The last committed row's output is the root's, and behind n of them a
     frontier of level d stands at position n - 1 + d.
-
-    Attributes:
-        draft_token_R: see DraftTree.
     """
 
     named: ClassVar[str] = "the head"  # in messages
@@ -118,7 +114,7 @@ class GrowingDrafter(Drafter):
         self.cache: TreeCache | None = None
 
     def with_tree(self, tree: TreeConfig, *, samples: bool = False) -> Self:
-        """The same model growing trees of another shape; nothing is loaded or packed again."""
+        """The same model with trees of another shape; nothing is loaded or packed again."""
         other = copy.copy(self)
         other.samples = samples
         other._set_tree(tree)

@@ -1,6 +1,4 @@
-"""The drafter that grafts what the text repeats onto the head's tree.
-
-A head drafts what is new, the text so far what repeats; they miss different tokens.
+"""The drafter that grafts what the text repeats onto the head's tree; they miss different tokens.
 
 Axes: T newly committed tokens, F features, N nodes of the head's tree.
 """

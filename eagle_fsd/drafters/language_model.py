@@ -1,10 +1,7 @@
 """The drafter that grows its trees with a second language model of the target's tokenizer.
 
 The setting in which speculative decoding (Leviathan et al. 2023, arXiv 2211.17192) and FSD were
-published: a model pair and a chain of 5. The model is the run's (`--draft_model`), no part of an
-arm.
-
-Axes: see growing.py.
+published: a model pair and a chain of 5. Axes: see growing.py.
 """
 
 from collections.abc import Sequence
@@ -23,10 +20,7 @@ class LanguageModelDrafter(GrowingDrafter):
     """Grows one tree a round with a language model, which reads no features of the target.
 
     With n committed tokens its rows are t_0 .. t_{n-1}, the root the last. Drafted are the tokens
-    of which both tables have a row.
-
-    Args:
-        foreign_ids: ids of tokens that the target's tokenizer lacks, which are not drafted.
+    of which both tables have a row, but for `foreign_ids`, which the target's tokenizer lacks.
     """
 
     named = "the draft model"

@@ -1,7 +1,5 @@
 """The drafter that needs no head: trees of what n-grams went on with, learned while it decodes.
 
-    A B C D A B ?     A B went on with C once; where C is wrong, what B alone went on with is next
-
 N-gram counts of the text so far, with back-off: the tri-gram matrix of adaptive draft-verification
 (Adaptix, arXiv 2407.12021), started from the prompt. Beside them, where a drafter asks for it, the
 target's own top tokens at verified nodes, accepted or not (Token Recycling, arXiv 2408.08696, of
@@ -138,7 +136,7 @@ Offers = dict[int, tuple[int | None, float]]  # by token: the head's node of it,
 
 
 class Node(NamedTuple):
-    """A drafted node: its depth, the head's node that it is, if one, and what it may go on with."""
+    """A drafted node; `own` is the head's node that it is, if one."""
 
     token: int
     parent: int
@@ -151,7 +149,7 @@ class Node(NamedTuple):
 def learn_from(
     text: NgramTable, nodes: Sequence[Node], logits_NV: torch.Tensor, recycle: int
 ) -> None:
-    """Keep the target's own top tokens after every node of a verified tree; one transfer."""
+    """Take in the target's own top tokens after every node of a verified tree."""
     top_NK = logits_NV.topk(recycle, dim=-1).indices
     for node, tokens in zip(nodes, top_NK.tolist(), strict=True):
         text.learn(node.context, tuple(tokens))
@@ -163,14 +161,9 @@ def likeliest(
     most: int,
     keep: float,
 ) -> list[Node]:
-    """The likeliest nodes below the text's last token, at most `most` with it, likeliest first: a
-    node's probability is what it was offered with times its parent's. So every node comes behind
-    its parent, and siblings stand in that order.
-
-    Args:
-        offers_of: what a node may go on with, from its context and the head's node that it is.
-        keep: the least probability of a node; 0 takes `most`.
-    """
+    """The likeliest nodes below the text's last token, at most `most` with it and down to the
+    probability `keep`, likeliest first: a node's is what it was offered with times its parent's.
+    So every node comes behind its parent. `offers_of` takes a node's context and its `own`."""
     nodes: list[Node] = []
     order = count()  # of two alike the first found comes first
     limit = -math.log(keep) if keep else math.inf
@@ -195,7 +188,7 @@ def tree_of(
     draft_token_R: torch.Tensor | None,
     device: torch.device,
 ) -> DraftTree:
-    """Drafted nodes and their draft rows as a tree on the device; nothing waits for the copies."""
+    """Drafted nodes and their draft rows as a tree; nothing waits for the copies."""
     table = [[node.token for node in nodes], [node.parent for node in nodes], list(rows)]
     if draft_token_R is not None:
         draft_token_R = draft_token_R.to(device, non_blocking=True)
@@ -212,8 +205,7 @@ def tree_of(
 
 class NgramDrafter(Drafter):
     """Trees of the likeliest continuations (NgramTable), and their draft distribution: what a node
-    offers, as parts of 1, and nothing else. A node that offers nothing has none. For the settings
-    see settings.NgramSettings."""
+    offers, as parts of 1, and nothing else. A node that offers nothing has none."""
 
     vocab_size = 0  # each tree has its own
 

@@ -35,13 +35,10 @@ class DrafterSettings(Protocol):
     """A frozen dataclass whose fields are a drafter's parameters.
 
     Attributes:
-        needs_head: a draft head must be loaded for it.
-        head: the name of the one that it needs, if that is not any.
-        needs_draft_model: or a second language model.
+        head: the type of head that it needs, if that is not any.
         shape: of its trees, if it is named; None: the model's, or it has none.
         vocab_size: see Drafter, as far as it is known before the drafter is built.
         greedy_guards: the guards that a lossy rule has by default on its trees, at temperature 0.
-        samples: drafts are drawn from the draft distribution.
         recycle: how many of the target's own top tokens are kept of every verified node, accepted
             or not, and drafted later; 0: none.
     """
@@ -55,8 +52,7 @@ class DrafterSettings(Protocol):
     samples: ClassVar[bool] = False
     recycle: int = 0
 
-    def build(self, model: LoadedModels) -> Drafter:
-        """The drafter for a loaded model."""
+    def build(self, model: LoadedModels) -> Drafter: ...
 
 
 # --- trees that a model grows ---------------------------------------------------------------------
@@ -64,12 +60,8 @@ class DrafterSettings(Protocol):
 
 @dataclass(frozen=True)
 class GrownTree(DrafterSettings):
-    """What all trees that a model grows have in common.
-
-    Attributes:
-        tree: a shape, DRAFTSxLEVELSxTOPK; "": the head's, with its prices.
-        keep, deepen: the prices of a tree that is named (config.TreeConfig); 0: none.
-    """
+    """Its `tree` is a shape, DRAFTSxLEVELSxTOPK, with the prices keep and deepen of a TreeConfig;
+    "" is the head's own, with its prices."""
 
     tree: str = ""
     keep: float = 0.0
@@ -88,7 +80,7 @@ class GrownTree(DrafterSettings):
         return replace(parse_tree(self.tree), keep=self.keep, deepen=self.deepen)
 
     def with_head(self, model: LoadedModels) -> Drafter:
-        """The drafter of the model's head, with these trees; BadInput if it is another head."""
+        """The drafter of the model's head, with these trees."""
         head = getattr(model.drafter, "head", None)
         if head is None or self.head not in ("", head.config.head_type):
             wanted = f"the draft head {self.head!r}" if self.head else "a draft head"
@@ -115,8 +107,6 @@ class SampledTree(GrownTree):
 
 @dataclass(frozen=True)
 class EagleSettings(SampledTree):
-    """The head's trees, as arms write them (`exact@eagle:7x3x4`)."""
-
     needs_head: ClassVar[bool] = True
 
     def build(self, model: LoadedModels) -> Drafter:
@@ -126,19 +116,15 @@ class EagleSettings(SampledTree):
 
 @dataclass(frozen=True)
 class MtpSettings(EagleSettings):
-    """The trees of the target's own MTP layer, as arms write them (`exact@mtp:15x4x6`).
-
-    Its recurrence and its states are the head's (`--head mtp,own=raw`), so that hybrid trees and
-    all else that takes a head take it too.
-    """
+    """The trees of the target's own MTP layer (`exact@mtp:15x4x6`); how that is read is the head's
+    (`--head mtp,own=raw`)."""
 
     head: ClassVar[str] = "mtp"
 
 
 @dataclass(frozen=True)
 class HybridSettings(GrownTree):
-    """The trees, as arms write them (`exact@hybrid:15x4x6`): the levels are the head's, the drafts
-    those of it and of the text together. For the fields see GrownTree and DrafterSettings.
+    """The levels are the head's, the drafts those of it and of the text together.
 
     A repeated text is probable and easily drafted from itself, so without guards a lossy rule on
     these trees repeats it until the budget ends (results/rule_front).
@@ -150,7 +136,7 @@ class HybridSettings(GrownTree):
 
     def __post_init__(self):
         super().__post_init__()
-        check_recycle(self.recycle)
+        check_between(0, MOST_RECYCLED, recycle=self.recycle)
 
     def build(self, model: LoadedModels) -> Drafter:
         from eagle_fsd.drafters.hybrid import HybridDrafter
@@ -160,7 +146,7 @@ class HybridSettings(GrownTree):
 
 @dataclass(frozen=True)
 class LanguageModelSettings(SampledTree):
-    """The trees, as arms write them (`exact@language_model:15x4x6`); with a top-k of 1 a chain."""
+    """Trees of a second model; with a top-k of 1 a chain."""
 
     needs_draft_model: ClassVar[bool] = True
     tree: str = "5x5x1"
@@ -184,15 +170,13 @@ class LanguageModelSettings(SampledTree):
 
 @dataclass(frozen=True)
 class NgramSettings(DrafterSettings):
-    """How drafts are found, as arms write it (`exact@ngram:10,max_ngram=2`).
+    """How drafts are found.
 
     Attributes:
         num_draft_tokens: most drafts of a round, on at most ngram.DEEPEST levels.
         max_ngram: longest n-gram looked up; shorter ones down to 1 follow.
         branch: most continuations of a node; 1 drafts a chain.
-        keep: the least probability of a path that a node is verified for (config.TreeConfig); 0
-            fills the tree.
-        recycle: see DrafterSettings.
+        keep: the least probability of a path that a node is verified for; 0 fills the tree.
     """
 
     vocab_size: ClassVar[int | None] = 0  # each tree has its own
@@ -205,18 +189,12 @@ class NgramSettings(DrafterSettings):
     def __post_init__(self):
         check_least(self, num_draft_tokens=1, max_ngram=1, branch=1)
         check_between(0, 1, keep=self.keep)
-        check_recycle(self.recycle)
+        check_between(0, MOST_RECYCLED, recycle=self.recycle)
 
     def build(self, model: LoadedModels) -> Drafter:
         from eagle_fsd.drafters.ngram import NgramDrafter
 
         return NgramDrafter(model.target, **asdict(self))
-
-
-def check_recycle(recycle: int) -> None:
-    """Refuse more of the target's own tokens than there are probabilities for."""
-    if not 0 <= recycle <= MOST_RECYCLED:
-        raise BadInput(f"recycle must be 0 to {MOST_RECYCLED}, got {recycle}")
 
 
 DEFAULT_DRAFTER = "eagle"

@@ -28,7 +28,6 @@ class TreeShape:
     in which those were run. A tree of fewer levels has the first of them.
 
     Attributes:
-        root_1, root_score_1: the root's place in the pool, and its score.
         row_E: numbers of the expanded nodes; the root's is 0.
         level_E: of the expanded nodes but for the root, how many levels below the first they are.
         parent_row_P: which of them is a candidate's parent; the root is its own.
@@ -76,8 +75,7 @@ class TreeGrower:
         """Add the children of the nodes just run; returns their scores, a row a parent.
 
         Args:
-            logits_KR: the drafter's raw logits at the root ([1, R], first call) or at the frontier,
-                in its order ([branch_top_k, R]).
+            logits_KR: raw logits at the root ([1, R], first call) or at the frontier, in its order.
             drawn_KK: columns drawn of each row, int64 [rows, branch_top_k], in the order of the
                 draws; None: the most probable. Which of the drawn are in the tree goes by that
                 order alone (RANK_WORTH), never by what they are: else those that are would no

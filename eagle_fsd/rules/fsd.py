@@ -101,7 +101,7 @@ class ChildRule(Rule):
 
 @dataclass(frozen=True)
 class Random(ChildRule):
-    """Takes a child by chance alone: with probability `rate`; 0 is exact, 1 accepts all."""
+    """Takes a child with probability `rate`; 0 is exact, 1 accepts all."""
 
     takes_chances: ClassVar[bool] = True
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
