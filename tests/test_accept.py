@@ -1,12 +1,11 @@
 """Acceptance rules against a slow recursive reference and at their limits.
 
-What they emit is tested by sampling, in test_sample.py and test_path.py; the rules and guards of
-extras/rivals.py in extras/tests/test_rivals.py.
+What they emit is tested by sampling, in test_sample.py; the rules and guards of extras/rivals.py in
+extras/tests/test_rivals.py.
 """
 
 import itertools
 import math
-from collections import Counter
 from dataclasses import fields, replace
 
 import pytest
@@ -22,7 +21,6 @@ from reference_accept import (
     goes,
     outcome,
     random_round,
-    slow_filter,
 )
 
 from eagle_fsd.arms import parse_arm
@@ -119,29 +117,6 @@ def test_ties_at_temperature_zero():
         rules += [Random(1.0, child), *(kind(INF, child) for kind in BY_DIVERGENCE)]
     for seed, rule in itertools.product(range(25), rules):
         assert_agrees(random_round(seed, vocab=5, ties=True), rule, GREEDY)
-
-
-@pytest.mark.parametrize("guards", [(), (NoRepeat(1), Ends(1))], ids=str)
-@pytest.mark.parametrize("temperature", [0.0, 0.25, 1.0])
-def test_nothing_is_emitted_outside_what_top_k_and_top_p_leave(guards, temperature):
-    """By any rule with any guards, on trees of which half of the drafts are outside."""
-    fuzzy, outside = Counter(), 0
-    for (k, p), seed in itertools.product([(4, 1.0), (0, 0.6), (7, 0.8)], range(4)):
-        sampling = SamplingConfig(temperature, k, p)
-        tree, logits_NV, uniform_S3 = random_round(seed)
-        warm = replace(sampling, temperature=temperature or 1.0)
-        left = [slow_filter(logits, warm) for logits in logits_NV.double().tolist()]
-        drafts = zip(tree.token_N[1:].tolist(), tree.parent_N[1:].tolist(), strict=True)
-        outside += sum(left[v][token] == -INF for token, v in drafts)
-        for rule in all_rules(sampling):
-            if goes(rule, sampling, guards):
-                got = outcome((tree, logits_NV, uniform_S3), rule, sampling, guards)
-                emitted = zip(got.path, got.tokens, strict=True)
-                assert all(left[v][token] > -INF for v, token in emitted), (rule, sampling)
-                fuzzy[type(rule)] += sum(got.fuzzy)
-    lossy = {Ratio, Fsd, FsdPaper, Random, Typical, Relaxed}
-    lossy |= {PathRule} if temperature == 0 or not guards else set()
-    assert lossy <= {kind for kind in fuzzy if fuzzy[kind]} and outside > 50
 
 
 # --- the limits of the parameters ---------------------------------------------------------------
@@ -256,6 +231,19 @@ def test_a_row_without_a_largest_number_is_told(bad):
                 else:  # a rule that looks ahead has left the broken node aside
                     assert broken not in got.path, rule
     assert refused > 30
+
+
+def test_where_nothing_exceeds_p_x_is_kept():
+    """Bug held down: with all that top-k leaves drafted, rounding alone parts the new distribution
+    from P; for the largest numbers that are drawn the first draft was taken, outside top-k too."""
+    for seed in range(60):
+        row_V = torch.randn(11, generator=torch.Generator().manual_seed(seed))
+        left = row_V.topk(5).indices.tolist()
+        tree = DraftTree.from_parents([0, row_V.argmin().item(), *left], [0] * 7)
+        uniform_S3 = torch.tensor([[seed / 60, 0.5, 1 - 2**-24]]).expand(2, 3)
+        policy = Policy(PathRule(0.5), SamplingConfig(0.7, 5))
+        got = accept(tree, row_V.expand(7, 11), uniform_S3, policy=policy)
+        assert got.tokens[0] in left
 
 
 def test_a_draft_without_any_probability_is_not_taken():

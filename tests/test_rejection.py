@@ -106,50 +106,41 @@ def test_a_token_is_distributed_as_the_target_says(sampling, siblings):
         assert share > overlap + 0.02
 
 
-@pytest.mark.processes  # long
 @torch.inference_mode()
 @pytest.mark.parametrize(
     "drafter, tree",
-    [("head", TreeConfig(12, 4, 4, keep=0.12, deepen=0.5)), ("model", TreeConfig(6, 3, 3))],
+    [
+        ("none", TREE),
+        pytest.param(
+            "head", TreeConfig(12, 4, 4, keep=0.12, deepen=0.5), marks=pytest.mark.processes
+        ),
+        pytest.param("model", TreeConfig(6, 3, 3), marks=pytest.mark.processes),
+    ],
 )
 def test_answers_are_distributed_as_the_target_says(drafter, tree):
     """The second and third token of 500 answers, by chi-square: the whole loop on a target of
-    seven tokens, drafts and acceptance by one seed. A priced tree is pruned by the order of the
-    draws, never by what was drawn."""
+    seven tokens, drafts and acceptance by one seed, of which no number is used for two tokens. A
+    priced tree is pruned by the order of the draws, never by what was drawn."""
     config = FAMILIES["llama"]()
     config.vocab_size, config.num_hidden_layers = 7, 1
     model, other = (random_model(config, seed=seed, scale=1.0) for seed in (0, 1))
-    target, prompt = Target(model), [3, 5]
-    if drafter == "head":
+    target, prompt, rule = Target(model), [3, 5], Rejection()
+    if drafter == "none":
+        made, rule = RootDrafter(), EXACT
+    elif drafter == "head":
         made = EagleDrafter(tiny_head(target, vocab_size=7), target, tree)
         made = made.with_tree(tree, samples=True)
     else:
         made = LanguageModelDrafter(Target(other), target, tree, samples=True)
     said = Counter()
     for seed in range(500):
-        got = run(target, made, prompt, rule=Rejection(), temperature=1.0, seed=seed, budget=3)
+        got = run(target, made, prompt, rule=rule, temperature=1.0, seed=seed, budget=3)
         said[tuple(got.tokens[1:])] += 1
     law = Counter()
     for a, b in itertools.product(range(7), repeat=2):
         rows_LV = model(torch.tensor([[*prompt, a, b]])).logits[0].softmax(-1).double()
         for c in range(7):
             law[b, c] += (rows_LV[1, a] * rows_LV[2, b] * rows_LV[3, c]).item()
-    assert chi_square_p(said, law) > 1e-4
-
-
-@torch.inference_mode()
-def test_no_random_number_is_used_for_two_tokens():
-    """The first two tokens of 500 plain answers, by chi-square: they are independent draws."""
-    config = FAMILIES["llama"]()
-    config.vocab_size, config.num_hidden_layers = 7, 1
-    model, prompt = random_model(config, seed=0, scale=1.0), [3, 5]
-    target, said, law = Target(model), Counter(), {}
-    for seed in range(500):
-        got = run(target, RootDrafter(), prompt, temperature=1.0, seed=seed, budget=2)
-        said[tuple(got.tokens)] += 1
-    for a, b in itertools.product(range(7), repeat=2):
-        rows_LV = model(torch.tensor([[*prompt, a]])).logits[0].softmax(-1).double()
-        law[a, b] = (rows_LV[1, a] * rows_LV[2, b]).item()
     assert chi_square_p(said, law) > 1e-4
 
 

@@ -10,14 +10,11 @@ from dataclasses import replace
 import pytest
 import torch
 from reference_accept import (
-    GREEDY,
     REFERENCE_DIVERGENCES,
     SAMPLINGS,
     WARM,
-    outcome,
     random_round,
     slow_divergence,
-    slow_draw,
     slow_filter,
     slow_p,
 )
@@ -25,9 +22,6 @@ from reference_accept import (
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.columns import DRAFTS, PLACES, Rows
 from eagle_fsd.decoding.verified import tabulate
-from eagle_fsd.rules.fsd import Exact, Fsd
-from eagle_fsd.rules.price import PathRule
-from eagle_fsd.rules.thresholds import Ratio
 
 V, R = 13, 7
 COLUMNS = PLACES | DRAFTS
@@ -135,42 +129,3 @@ def test_a_column_that_was_not_named_raises():
         for other in COLUMNS.keys() - {named}:
             with pytest.raises(KeyError, match=other):
                 verified.value(other, 1)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_tree_and_its_exact_tokens(sampling):
-    """Nodes, children and depths; of every node what P and its uniform draw, and that token's
-    regret: of leaves too, which are drawn when they are asked for. A column is one float a node: of
-    a draft after its parent, of a place after the node itself."""
-    for seed in range(5):
-        tree, logits_NV, uniform_S3 = random_round(seed)
-        named = {"sampling": sampling, "columns": ("raw_prob", "top1")}
-        verified = tabulate(tree, logits_NV, uniform_S3, **named)
-        parents = tree.parent_N.tolist()
-        assert verified.tokens == tree.token_N.tolist() and verified.parents == parents
-        assert verified.depths == tree.depth_N.tolist()
-        for v, logits in enumerate(logits_NV.double().tolist()):
-            assert verified.children[v] == [c for c in range(1, tree.size) if parents[c] == v]
-            token, regret = verified.exact(v)
-            drawn = slow_draw(slow_p(logits, sampling), uniform_S3[verified.depths[v], 0].item())
-            assert token == drawn
-            assert regret == pytest.approx(max(logits) - logits[token], abs=1e-5)
-            raw = slow_p(logits, WARM)
-            for draft in verified.children[v]:
-                want = raw[tree.token_N[draft]]
-                assert verified.value("raw_prob", draft) == pytest.approx(want, rel=1e-4)
-            if verified.children[v]:
-                assert verified.value("top1", v) == pytest.approx(max(raw), rel=1e-4)
-                hit = [c for c in verified.children[v] if verified.tokens[c] == token]
-                assert verified.hit(v) == (hit[0] if hit else None)
-
-
-def test_only_a_divergence_that_is_read_is_recorded():
-    """At every visited parent; NaN of rules that read none."""
-    for seed, sampling in itertools.product(range(8), (GREEDY, WARM)):
-        tree, *_ = round_ = random_round(seed)
-        for rule in (Exact(), Ratio(1.0), PathRule(1.0), Fsd(0.0), Fsd(0.2, divergence="tv")):
-            got = outcome(round_, rule, sampling)
-            parents = [v in tree.parent_N[1:] for v in got.path]
-            known = [not math.isnan(d) for d in got.divergence]
-            assert known == (parents if isinstance(rule, Fsd) else [False] * len(parents))
