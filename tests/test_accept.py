@@ -10,7 +10,6 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from fake_cuda import on_cuda
 from reference_accept import (
     GREEDY,
     REFERENCE_DIVERGENCES,
@@ -25,7 +24,7 @@ from reference_accept import (
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig
-from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
+from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
 from eagle_fsd.decoding.verified import Rule, VerifiedTree, tabulate
@@ -362,7 +361,7 @@ def test_rules_refuse_the_guards_that_they_cannot_keep(rule):
     assert not goes(rule, WARM, (NoRepeat(3),)) and not goes(rule, WARM, (Ends(1),))
 
 
-# --- settings and devices -------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
@@ -378,26 +377,3 @@ def test_a_threshold_that_can_never_pass_is_refused(name):
                 rule.check(GREEDY, part)
         else:
             rule.check(GREEDY, part)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_there_is_one_transfer(sampling):
-    """Every number that a rule reads comes in it, for a rule of every kind.
-
-    Bug held down: `token_N[child]` with a 0-d index reads the index, once a step.
-    """
-    rules = {type(rule): rule for rule in all_rules(sampling)}.values()
-
-    def work(device: str, tree: DraftTree, logits_NV, uniform_S3) -> list[Acceptance]:
-        inits = {field.name: getattr(tree, field.name) for field in fields(tree) if field.init}
-        moved = {
-            name: value.to(device, non_blocking=True)
-            for name, value in inits.items()
-            if isinstance(value, torch.Tensor)
-        }
-        logits_NV = logits_NV.to(device, non_blocking=True)
-        there = replace(tree, **moved), logits_NV, uniform_S3.clone()
-        return [outcome(there, rule, sampling) for rule in rules]
-
-    want, got, waits = on_cuda(lambda: random_round(2), work)
-    assert repr(got) == repr(want) and waits == ["to cpu"] * len(rules)

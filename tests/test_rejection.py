@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from tiny import (
     FAMILIES,
     prompt_tokens,
     random_model,
-    target_and_head,
     tiny_head,
     tiny_target,
 )
@@ -142,22 +140,6 @@ def test_answers_are_distributed_as_the_target_says(drafter, tree):
         for c in range(7):
             law[b, c] += (rows_LV[1, a] * rows_LV[2, b] * rows_LV[3, c]).item()
     assert chi_square_p(said, law) > 1e-4
-
-
-def test_sampled_trees_have_one_shape_and_go_by_the_seed():
-    target, head = target_and_head("eagle, 37 tokens")
-    prompt, trees, tree = prompt_tokens(9), [], replace(TREE, keep=0.12, deepen=0.4)
-    for drafter in (EagleDrafter(head, target, TREE), LanguageModelDrafter(target, target, TREE)):
-        drafter = drafter.with_tree(tree, samples=True)
-        for seed in (1, 2, 1):
-            torch.manual_seed(len(trees))
-            drafter.reset(40, prompt[0], SamplingConfig(1.0), seed)
-            target.start(40)
-            drafter.observe(target.prefill(torch.tensor(prompt))[1][:-1], prompt[1:])
-            trees.append(drafter.propose())
-        one, other, again = trees[-3:]
-        assert one.parent_N.equal(other.parent_N) and not one.token_N.equal(other.token_N)
-        assert one.token_N.equal(again.token_N)
 
 
 def test_where_q_is_p_every_draft_of_a_chain_is_accepted():

@@ -1,4 +1,4 @@
-"""Columns against float64 formulas, and what a verified tree tells a rule.
+"""Columns against float64 formulas.
 
 Axes: N nodes, M rows, V vocabulary, R draft vocabulary.
 """
@@ -13,7 +13,6 @@ from reference_accept import (
     REFERENCE_DIVERGENCES,
     SAMPLINGS,
     WARM,
-    random_round,
     slow_divergence,
     slow_filter,
     slow_p,
@@ -21,16 +20,12 @@ from reference_accept import (
 
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.columns import DRAFTS, PLACES, Rows
-from eagle_fsd.decoding.verified import tabulate
 
 V, R = 13, 7
 COLUMNS = PLACES | DRAFTS
 # those of the tables with a formula here; a further entry is tested by its own tests
 REFERENCE_COLUMNS = ("top1", "entropy", "prob", "log_prob", "raw_prob", "regret")
 REFERENCE_COLUMNS += ("rank", "supported", "draft_logit", "draft_prob", *REFERENCE_DIVERGENCES)
-
-
-# --- columns --------------------------------------------------------------------------------------
 
 
 def random_rows(seed: int, sampling: SamplingConfig, reduced: bool) -> Rows:
@@ -115,17 +110,3 @@ def test_log_prob_holds_where_float32_has_no_p():
     rows = replace(random_rows(0, WARM, False), target_MV=logits_1V, **asked)
     assert COLUMNS["log_prob"](rows).tolist() == pytest.approx([0.0, -150.0])
     assert COLUMNS["prob"](rows)[1] == 0
-
-
-# --- what a rule is told --------------------------------------------------------------------------
-
-
-def test_a_column_that_was_not_named_raises():
-    """Bugs held down: `prob` at temperature 0 needed no name, and `log_prob` at temperature 0
-    raised though it was named."""
-    for sampling, named in itertools.product(SAMPLINGS, COLUMNS):
-        verified = tabulate(*random_round(3), sampling=sampling, columns=(named,))
-        assert isinstance(verified.value(named, 0 if named in PLACES else 1), float)
-        for other in COLUMNS.keys() - {named}:
-            with pytest.raises(KeyError, match=other):
-                verified.value(other, 1)

@@ -197,8 +197,8 @@ def layer_masks(
     dtype: torch.dtype,
     repeats: int,
 ) -> Masks:
-    """Masks for a model's layers, from what each node may see but for windows and chunks. The
-    positions of the keys may be each node's own, [N, K].
+    """Masks for a model's layers, from what each node may see but for windows and chunks. Keys may
+    have a position for each node, [N, K].
 
     Models whose `layer_types` name layers that slide, or that see their own chunk of the text
     alone, take a dict of masks by type. Models with a window and without types take one mask, with

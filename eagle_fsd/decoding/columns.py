@@ -40,8 +40,7 @@ from eagle_fsd.decoding.sampling import argmax, filter_logits, next_token_probs
 
 @dataclass(frozen=True)
 class Rows:
-    """Places with the logits of both models, the drafts that stand behind them, and what is
-    computed of a row once for all columns.
+    """Places with the logits of both models, and the drafts that stand behind them.
 
     Attributes:
         target_MV: the target's raw logits of the token AFTER each place, float32.

@@ -1,5 +1,5 @@
-"""How a target is run, and whether a model is still what an engine has copied of it.
-Here is the stock engine; the others are in eagle_fsd/engine, which imports this.
+"""The stock engine (the others are in eagle_fsd/engine), and whether a model is still what one has
+copied of it.
 
 Axes: N tree nodes, D hidden size, R rows of a linear layer.
 """

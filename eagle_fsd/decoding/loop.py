@@ -91,14 +91,9 @@ def check_tokens(target: Target, prompt: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class Round:
-    """What the loop yields: prefill, which has tokens only, and then every round.
-
-    Attributes:
-        tokens: that joined the answer, after trimming.
-        finish: why the answer ended in this round, else None.
-        acceptance: before trimming.
-        tree, logits_NV: what the rule saw; the logits are good until the next round.
-    """
+    """What the loop yields: prefill, which has tokens only, and then every round. The tokens are
+    trimmed, the acceptance is not; tree and logits are what the rule saw, the logits good until the
+    next round."""
 
     tokens: list[int]
     finish: str | None
@@ -131,8 +126,8 @@ class Generation:
 
     @property
     def tokens_per_round(self) -> float:
-        """Mean number of tokens that a round emitted, its next token included and before trimming
-        (the literature's tau); NaN without rounds."""
+        """Mean of the tokens that a round emitted, its next token included and before trimming (the
+        literature's tau); NaN without rounds."""
         emitted = sum(len(r.tokens) for r in self.rounds)
         return emitted / len(self.rounds) if self.rounds else float("nan")
 
@@ -188,9 +183,8 @@ def decode_rounds(
     Axes: P positions of the answer, L prompt tokens, N tree nodes, A nodes of the accepted path, V
     vocabulary, F features.
 
-    Raises:
-        BadInput: see check_request; another answer was begun on the target before this one had
-            ended; logits are NaN or infinite.
+    BadInput: see check_request; another answer was begun on the target before this one had ended;
+    logits are NaN or infinite.
     """
     check_request(target, prompt, config.stop)
     policy, stop, device = config.policy.begin(), config.stop, target.device

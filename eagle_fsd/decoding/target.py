@@ -281,7 +281,7 @@ class Target:
         return hidden_BND[0], features_BNF[0]
 
     def commit(self, node_A: torch.Tensor) -> None:
-        """Keep the cache rows of the accepted path (root first, int64 [A]); drop the rest."""
+        """Keep the cache rows of the accepted path, root first; drop the rest."""
         self.cache.keep_path(node_A)
 
     def hidden_and_features(
@@ -312,8 +312,7 @@ class Target:
         hidden_ND: torch.Tensor,
         read: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Logits of hidden states after the final norm, [N, V]; `read` stands in the place of the
-        whole lm_head, see `readout`."""
+        """Of hidden states after the final norm, [N, V]; `read` stands in the lm_head's place."""
         logits_NV = (read or self._read)(hidden_ND)
         if self._factor != 1:
             logits_NV = logits_NV * self._factor
@@ -333,8 +332,7 @@ class Target:
         return partial(self.logits, read=read)
 
     def readout_rows(self, token_R: torch.Tensor | None = None) -> torch.Tensor:
-        """Rows of the lm_head times the family's factor, of some tokens or of all, [R, D]: where
-        the readout is linear, they make its logits."""
+        """Rows of the lm_head times the family's factor, [R, D]; see readout_is_linear."""
         weight_VD = self.lm_head.weight.detach()
         rows_RD = weight_VD if token_R is None else weight_VD[token_R.to(self.device)]
         rows_RD = rows_RD.to(self.dtype)

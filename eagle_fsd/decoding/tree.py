@@ -34,9 +34,9 @@ class DraftTree:
         draft_row_N: row of `draft_logits_ER` for each node, int64 [N]; -1 where the drafter has no
             distribution: at leaves, and above drafts that were looked up in the text (E is 0 where
             all were).
-        draft_logits_ER: raw logits of the drafter at expanded nodes, [E, R]: row i is the
-            distribution of the token AFTER that node, over the draft vocabulary.
-        max_depth: no node is deeper; known on the host, so that nothing is read from the device.
+        draft_logits_ER: raw logits of the drafter at expanded nodes: row i is the distribution of
+            the token AFTER that node, over the draft vocabulary.
+        max_depth: no node is deeper; known on the host.
         draft_token_R: the target's id of every draft token, ascending, int64 [R]; None where R is
             V.
         score_N: what nodes were ranked by, float32 [N]: the drafter's log-probability of the path,
@@ -70,7 +70,7 @@ class DraftTree:
 
     @property
     def size(self) -> int:
-        """Number of nodes N, the root included."""
+        """N, the root included."""
         return self.token_N.shape[0]
 
     @classmethod
@@ -118,7 +118,7 @@ class Drafter(Protocol):
         """The tree below the root, the last token observed."""
 
     def close(self) -> None:
-        """The answer has ended, or is left as it is."""
+        """The answer has ended, or is abandoned."""
 
 
 class RootDrafter(Drafter):

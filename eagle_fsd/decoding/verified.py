@@ -88,8 +88,8 @@ class VerifiedTree:
         return None
 
     def options(self, v: int) -> list[int]:
-        """Children that may be taken although the exact token is another: within what top-k and
-        top-p leave of the target's row, and allowed by every guard, in the draft's order."""
+        """Children that may be taken although the exact token is another, in the draft's order:
+        those that top-k and top-p leave, and every guard allows."""
         return [
             child
             for child in self.children[v]
@@ -141,12 +141,8 @@ def tabulate(
 ) -> VerifiedTree:
     """A tree and the target's raw logits, row i of the token AFTER node i, as a rule sees them. A
     column about places has a value at nodes with drafts, one about drafts at all but the root.
-
-    Args:
-        uniform_S3: numbers in [0, 1) on the CPU, a row a depth, at least max_depth + 1 rows; what
-            is beyond belongs to later tokens.
-        columns, draw, guards: see Rule and Guard; stop_token_ids, answer: see VerifiedTree.
-    """
+    Rows of uniform_S3 are on the CPU; those beyond max_depth belong to later tokens. For the other
+    arguments see Rule, Guard and VerifiedTree."""
     N, device = tree.size, tree.token_N.device
     uniform_S3 = uniform_S3[: tree.max_depth + 1]
     uniform_N3 = child_NK = None
@@ -291,7 +287,6 @@ class Guard:
     only where it is the exact token. A frozen dataclass of one field.
 
     Attributes:
-        columns: as a rule's.
         reads_exact_token: it asks what the exact token is, so that above temperature 0 the rule's
             own TV is not that of what is emitted.
         off: its value allows every draft: a way to say that a default guard is not wanted.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from tqdm import tqdm
 
-from eagle_fsd.config import BadInput, TreeConfig, default_tree
+from eagle_fsd.config import TreeConfig, default_tree
 from eagle_fsd.decoding.cache import TreeCache, additive_mask
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter, RootDrafter
@@ -23,21 +23,13 @@ def head_drafter(head: DraftHead | None, target: Target, tree: TreeConfig | None
         return RootDrafter()
     share_tables(head, target)
     head.to(target.device, target.dtype)
-    if target.dtype == torch.float16:
-        for name, weight in head.named_parameters():
-            if not weight.isfinite().all():
-                raise BadInput(
-                    f"the head's {name} is beyond the range of float16: load the target in "
-                    "bfloat16 or float32"
-                )
     return EagleDrafter(head, target, tree or default_tree(target.device.type))
 
 
 @torch.no_grad()
 def share_tables(head: DraftHead, target: Target) -> None:
     """Let a head read the target's embedding and, if it is of EAGLE-1/2, the target's lm_head in
-    the place of its own where these are copies, as in most published files. Where they are not, as
-    of a head that trained them, a line tells that it reads its own."""
+    the place of its own where these are copies, as in most published files."""
     kept = []
     if head.embed_tokens is not None and head.config.hidden_size == target.hidden_size:
         own = head.embed_tokens

@@ -65,8 +65,7 @@ class GrowingDrafter(Drafter):
 
     # --- what a model is ------------------------------------------------------------------------
 
-    def new_cache(self, capacity: int) -> TreeCache:
-        raise NotImplementedError
+    def new_cache(self, capacity: int) -> TreeCache: ...
 
     def hidden(self, features_TF: torch.Tensor) -> torch.Tensor:
         """What the model reads, beside tokens, of the target's features, [T, D]."""
@@ -98,7 +97,6 @@ class GrowingDrafter(Drafter):
             position_S: where those rows stand.
             read_M: which outputs are wanted; None: all.
         """
-        raise NotImplementedError
 
     # --- a drafter ------------------------------------------------------------------------------
 

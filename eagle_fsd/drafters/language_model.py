@@ -61,8 +61,7 @@ class LanguageModelDrafter(GrowingDrafter):
     def step(self, cache, hidden_TD, token_T, place_T, row_T, visible_TS, position_S, read_M):
         # a token of which the model has no row is read as its last
         token_T = token_T.clamp_max(self.model.vocab_size - 1)
-        seen = visible_TS, position_S
-        hidden_TD, _ = self.model.run(cache, token_T, row_T, place_T, *seen)
+        hidden_TD, _ = self.model.run(cache, token_T, row_T, place_T, visible_TS, position_S)
         if read_M is not None:
             hidden_TD = hidden_TD.index_select(0, read_M)
         logits_TV = self.model.logits(hidden_TD)[:, : self._rows]

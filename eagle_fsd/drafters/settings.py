@@ -160,9 +160,13 @@ class LanguageModelSettings(SampledTree):
             raise BadInput("language_model drafts with a second model: name it with --draft_model")
         from eagle_fsd.drafters.language_model import LanguageModelDrafter
 
-        pair = model.draft_model, model.target
-        own = {"samples": self.samples, "foreign_ids": model.foreign_ids}
-        return LanguageModelDrafter(*pair, self.shape, **own)
+        return LanguageModelDrafter(
+            model.draft_model,
+            model.target,
+            self.shape,
+            samples=self.samples,
+            foreign_ids=model.foreign_ids,
+        )
 
 
 # --- n-grams --------------------------------------------------------------------------------------

@@ -137,12 +137,10 @@ class Fsd(ChildRule):
         super().check(sampling, drafter)
         infinite = drafter.vocab_size is not None and self.divergence in INFINITE_OUTSIDE
         if infinite and 0 < self.threshold < math.inf:
-            usable = ", ".join(name for name in DIVERGENCES if name not in INFINITE_OUTSIDE)
             raise BadInput(
                 f"divergence {self.divergence} is infinite wherever the target has mass outside "
-                "the draft vocabulary, and this drafter has a part of the target's only: threshold "
-                f"{self.threshold:g} would never pass. Use {usable}, or a head over the whole "
-                "vocabulary"
+                f"this drafter's part of its vocabulary, so that threshold {self.threshold:g} would "
+                "never pass: use js, tv or kl_draft_target, or a head over the whole vocabulary"
             )
 
     def take(self, tree: VerifiedTree, v: int) -> float:

@@ -1,7 +1,5 @@
 """Guards: predicates on a draft that narrow what any rule may take (`fsd:0.4,no_repeat=3`).
 
-A draft that a guard does not allow is taken only where it is the exact token.
-
 no_repeat  a draft that would complete an n-gram of this length which the answer has had already is
            not allowed (transformers' no_repeat_ngram_size, for fuzzy tokens alone); 0 is off
 ends       1: where the target ends the answer, it ends: no draft takes the place of a stop token;

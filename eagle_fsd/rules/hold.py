@@ -27,7 +27,7 @@ PRICE_OF_SIX_HUNDREDTHS, POWER = 1.12, 1.5
 
 @dataclass(frozen=True)
 class Hold(Rule):
-    """The dial of every answer; its `target` is the cost to hold, a token; 0 is exact."""
+    """Its `target` is the cost to hold, a token; 0 is exact."""
 
     columns: ClassVar[tuple[str, ...]] = PathRule.columns
     takes_guards: ClassVar[bool] = PathRule.takes_guards
