@@ -180,30 +180,20 @@ def test_drafters_are_told_every_feature_with_the_token_after_it(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "prompt, message",
-    [
-        ([BOS, -1], "prompt token -1 is outside"),
-        ([BOS] * 247, "prompt of 247 tokens . max_new_tokens 5 is beyond .* 251 positions"),
-    ],
-)
-def test_impossible_requests_are_refused(prompt, message):
-    with pytest.raises(BadInput, match=message):
-        run(tiny_target("llama"), RootDrafter(), prompt, budget=5)
-
-
-@pytest.mark.parametrize(
     "make, message",
     [
         (lambda: SamplingConfig(temperature=None), "temperature must be a number, got None"),
         (lambda: StopConfig(2.5), "max_new_tokens must be an integer, got 2.5"),
         (lambda: DecodeConfig(Policy(EXACT), seed=2**64), "seed must be within 2..63 of 0"),
+        (lambda: [BOS, -1], "prompt token -1 is outside the target's vocabulary of 101"),
+        (lambda: [BOS] * 247, "prompt of 247 tokens . max_new_tokens 5 is beyond .* 251 positions"),
     ],
 )
-def test_settings_that_are_no_numbers_are_refused(make, message):
-    """Bug held down: what clients send for "not given" ended in a TypeError or torch's own error
-    about a long, some of them behind the prefill."""
+def test_impossible_requests_are_refused(make, message):
+    """Before any work. Bug held down: what clients send for "not given" ended in a TypeError or
+    torch's own error about a long, some of them behind the prefill."""
     with pytest.raises(BadInput, match=message):
-        make()
+        run(tiny_target("llama"), RootDrafter(), make(), budget=5)
 
 
 def test_torch_s_defaults_change_no_draw():
