@@ -139,8 +139,8 @@ class Fsd(ChildRule):
         if infinite and 0 < self.threshold < math.inf:
             raise BadInput(
                 f"divergence {self.divergence} is infinite wherever the target has mass outside "
-                f"this drafter's part of its vocabulary, so threshold {self.threshold:g} would never "
-                "pass: use js, tv or kl_draft_target, or a head over the whole vocabulary"
+                f"this drafter's part of its vocabulary, so threshold {self.threshold:g} would "
+                "never pass: use js, tv or kl_draft_target, or a head over the whole vocabulary"
             )
 
     def take(self, tree: VerifiedTree, v: int) -> float:
