@@ -194,13 +194,18 @@ def chat(target, template: str = "") -> ChatFormat:
 
 
 def test_the_users_prefix_and_end(target):
-    """Where a user's turn begins, whatever stands before it; its end is the end token (1). A
-    template whose user turn has no end token cannot be sampled from."""
-    for template, prefix in ("", "<s>user\n"), (TRIMMING, "<s>system\nBe kind.</s><s>user\n\n"):
+    """Where a user's turn begins, whatever stands before it; it ends by the end token (1), and by
+    what the template writes behind it. One without an end token cannot be sampled from."""
+    open_turns = BRACKETS.replace("[INST] ", "user\n").replace(" [/INST]", "<s>")
+    for template, prefix, wanted in (
+        ("", "<s>user\n", {1}),
+        (TRIMMING, "<s>system\nBe kind.</s><s>user\n\n", {1}),
+        (open_turns, "<s>user\n", {0, 1}),
+    ):
         format = chat(target, template)
         ids, ends = format.user_prefix()
         assert format.tokenizer.decode(ids) == prefix
-        assert ends == {*format.ends().ids} == {1}
+        assert ends == wanted and {*format.ends().ids} == {1}
     with pytest.raises(BadInput, match="source self"):
         chat(target, BRACKETS).user_prefix()
 
