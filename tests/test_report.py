@@ -210,7 +210,7 @@ def test_scores_stand_in_tables_verdicts_and_answers(tmp_path):
     for row in (row for rows in records.values() for row in rows):
         row["turns"][0]["text"] += f"The answer is {draw.choice([17, 18])}."
     asked = [Question(i, "", ["?"], ["</script><b>18" if i else "18"]) for i in range(4)]
-    folder = write_run(tmp_path / "run", records)
+    folder = write_run(tmp_path / "run", dict(reversed(records.items())))
     with_scores = [arm for arm in ARMS if arm != "fsd:0.4"]
     score_run({arm: records[arm] for arm in with_scores[::-1]}, asked, "last_number", folder)
     judged = {"arm": "exact", "question_id": 0, "choice": 0, "score": "judge gpt-4", "value": 8}
@@ -261,6 +261,15 @@ def test_fuzzy_tokens_are_cut_out_of_the_text():
         ["c", {"regret": 0.5, "D": 0.2}],
         ["def", {"regret": 0.7, "D": 0.1}],
     ]
+
+
+def test_a_thought_is_counted_as_javascript_does_and_of_a_trace_in_tokens():
+    turn = {"prompt": "", "text": "\U0001f600 no", "token_ids": [1, 2], "thought": 1}
+    turn |= {"rounds": [], "fuzzy_spans": []}
+    traced = turn | {"trace": {"first": {"text": ""}, "rounds": [], "thought": 5}}
+    record = {"question_id": 1, "category": "", "temperature": 0.0, "turns": [turn, traced]}
+    (question,) = write_report.pack_answers(RunData("", {}, [], {"plain": [record]}))["questions"]
+    assert [answer["thought"] for answer in question["answers"][0]] == [2, 5]
 
 
 @pytest.fixture(scope="module")
