@@ -90,8 +90,8 @@ class Bench:
                 for choice in range(self.options.num_choices)
                 if (arm.text, question.question_id, choice) in disturbed
             ]
-            tqdm.write(f"answers that were disturbed and are made again, once: {len(again)}")
             if again:
+                tqdm.write(f"answers that were disturbed and are made again, once: {len(again)}")
                 self._answer(again)
         self.run.finish()
         if self.processes.is_main:

@@ -29,8 +29,8 @@ LOSSES = {key: metric for key, metric in METRICS.items() if "equal gain" in metr
 
 
 def curves(rows: Sequence[dict]) -> dict[str, list[dict]]:
-    """The rows of arms whose rule has a value, by line, each in the order of the value, from the
-    end that is nearest to exact (of `typical` that is the largest value)."""
+    """The rows of arms whose rule has a value, by line, each from the end that is nearest to exact
+    (of `typical` that is the largest value)."""
     by_line: dict[str, list[dict]] = {}
     for row in rows:
         if row["value"] is not None:

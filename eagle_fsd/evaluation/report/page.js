@@ -1,6 +1,6 @@
 "use strict";
 // The answers side by side. They are untrusted text: everything goes in by textContent.
-// answer_data.py has the form of the data; on the page of one answer there is nothing else.
+// Their form is told by pack_answers in write_report.py; on the page of one answer is nothing else.
 (() => {
   const runs = JSON.parse(document.getElementById("answer-data").textContent);
   const byId = (id) => document.getElementById(id);

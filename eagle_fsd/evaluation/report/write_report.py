@@ -143,13 +143,8 @@ def answer_page(
     greedy: bool,
     subject: str,
 ) -> str:
-    """A page of one answer alone, with the tree of each of its rounds.
-
-    Args:
-        trace: the answer's, as answering.TurnTrace takes it down.
-        texts: of its tokens, which join to the answer's text.
-        thought: how many characters of that are thought.
-    """
+    """A page of one answer alone, with the tree of each of its rounds, from what TurnTrace has
+    taken down and its tokens' texts, whose first `thought` characters are thought."""
     parts = [[texts[0], None]]
     emitted = [token for r in trace["rounds"] for token in r["emitted"]]
     for token, text in zip(emitted, texts[1:], strict=True):
