@@ -267,8 +267,12 @@ def test_loaded_by_name_and_drafting_deeply(tmp_path, head):
 
 
 def test_without_a_head_nothing_is_drafted_from_one(tmp_path):
-    """Bug held down: without a head an arm with a tree of its own ended in an AttributeError."""
-    model = load(str(write_target(tmp_path)), head=None, dtype="float32")
+    """Bug held down: without a head an arm with a tree of its own ended in an AttributeError. The
+    target's own first layers are as many as are asked for, on its weights."""
+    target = str(write_target(tmp_path))
+    model = load(target, head=None, draft_model="layers:3", dtype="float32")
+    assert model.draft_model.num_layers == 3
+    assert model.draft_model.embed_tokens is model.target.embed_tokens
     assert len(generate(model, "Say a.", arm="exact", max_new_tokens=3).tokens) == 3
     with pytest.raises(BadInput, match="head"):
         generate(model, "Say a.", arm="exact@eagle:7x3x4")
