@@ -94,18 +94,23 @@ def test_tables_match_the_reference_on_random_trees():
         assert DraftTree.from_parents(range(size), parents).max_depth == depth
 
 
-@pytest.mark.parametrize("kind", ["apart", "tied", "peaked halves"])
+KINDS = {
+    "apart": {},
+    "tied": {"tied": True},
+    "tied with their parents": {"tied": True, "scale": 80.0},
+    "halves": {"tied": True, "scale": 25.3, "dtype": torch.float16},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_growth_matches_the_reference(kind):
     """Expansion and reranking == EAGLE-2 with Python loops, on 150 trees, ties included; a node's
-    draft row holds the logits that were given for its own path. Peaked children tie with their
-    parents. (Upstream's top-k over such scores in half precision keeps them without these.)"""
-    more = {"tied": kind != "apart"}
-    if kind == "peaked halves":
-        more |= {"scale": 80.0, "dtype": torch.float16}
-    rng = random.Random(len(more))
+    draft row holds the logits that were given for its own path. (Upstream's top-k over scores of
+    half precision, which tie with their parents', keeps children without these.)"""
+    rng = random.Random(len(kind))
     ties = 0
     for seed in range(150):
-        config, logits_of = random_config(rng), path_logits(seed, **more)
+        config, logits_of = random_config(rng), path_logits(seed, **KINDS[kind])
         depth, top_k = config.tree_depth, config.branch_top_k
         scores, expanded, kept = reference.grow(
             logits_of, depth=depth, top_k=top_k, drafts=config.num_draft_tokens
