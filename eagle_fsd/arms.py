@@ -166,7 +166,10 @@ def _parse(
     """An instance of a class of the table, and the guards that further fields name."""
     first, *pairs = text.split(",")
     name, colon, value = first.partition(":")
-    check_known(what, name, table)
+    alone = (PLAIN, *BY_TRANSFORMERS) if what == "rule" else ()
+    if name not in table and name not in alone:
+        check_known(what, name, (*table, *alone))
+    check_known(what, name, table)  # plain with fields or a drafter
     # 1. What may be given, and of which type: the class's fields, the first without its name.
     types = {field.name: field.type for field in fields(table[name])}
     if colon:
