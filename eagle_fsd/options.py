@@ -6,8 +6,8 @@ option that has another default there is given it as a plain value:
 
     @dataclass
     class SpeedOptions(BenchOptions, QuestionOptions):
-        turns: int = 1                          # BenchOptions says what turns are
-        step_repeats: int = option(20, "...")   # its own
+        turns: int = 1                              # BenchOptions says what turns are
+        context: list[int] = option([200], "...")   # its own
 """
 
 from collections.abc import Sequence
