@@ -22,10 +22,15 @@ def choose_threads(device: str) -> str:
     plain = "with 1 thread" if default == 1 else f"with {default} threads"
     # A number that somebody chose stays, also by a torch.set_num_threads to another than torch's.
     named = os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS")
-    if named or default not in (cores, psutil.cpu_count(logical=False)) or default == 1:
+    if named or default == 1:
+        return plain
+    try:
+        if default not in (cores, psutil.cpu_count(logical=False)):
+            return plain
+        busy = load_by_others()
+    except (OSError, psutil.Error):  # the system tells none, such as a container without /proc
         return plain
     # Half a thread's worth of neighbours is overlooked.
-    busy = load_by_others()
     threads = max(1, math.ceil(default * (1 - busy / cores) - 0.5))
     if threads == default:
         return plain
