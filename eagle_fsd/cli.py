@@ -31,10 +31,10 @@ def parse(parser: HfArgumentParser, arguments: list[str] | None = None) -> tuple
     # the parser would raise a plain ValueError, and that after options have looked for a device
     _, unknown = parser.parse_known_args(arguments)
     if unknown:
-        # without the dashes, by which all are alike
+        # the first, without the dashes, by which all are alike
         known = [name.lstrip("-") for a in parser._actions for name in a.option_strings]
-        names = [word.partition("=")[0][2:] for word in unknown if word.startswith("--")]
-        meant = "".join(nearest(name, known) for name in names[:1]).replace("mean ", "mean --")
+        name = next((word for word in unknown if word.startswith("--")), "").partition("=")[0]
+        meant = nearest(name.lstrip("-"), known, before="--")
         raise BadInput(f"unknown arguments {' '.join(unknown)}{meant}; --help lists what is known")
     parsed = parser.parse_args_into_dataclasses(arguments)
     for options in parsed:

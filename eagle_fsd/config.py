@@ -27,10 +27,11 @@ def check_known(what: str, name: str, known: Iterable[str]) -> None:
         raise BadInput(f"unknown {what} {name!r}{nearest(name, known)}; known: {', '.join(known)}")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A question for the known name that is most like this one; "" where none is."""
+def nearest(name: str, known: Iterable[str], *, before: str = "") -> str:
+    """A question for the known name that is most like this one, shown with what stands before it;
+    "" where none is."""
     alike = get_close_matches(name, list(known), n=1)
-    return f", did you mean {alike[0]}?" if alike else ""
+    return f", did you mean {before}{alike[0]}?" if alike else ""
 
 
 def check_least(settings: object, prefix: str = "", /, **least: float) -> None:

@@ -58,13 +58,9 @@ class Options:
                     setattr(cls, name, again)
 
 
-# options of earlier versions, which older runs tell of and which changed no record
-FORMER = ("generate_questions", "step_repeats", "without_isolation")
-
-
 def changeable(*options: object) -> frozenset[str]:
     """Names of the options that may change; where a run lies, and a plug-in, always may."""
-    free = {"output", "plugin", *FORMER}
+    free = {"output", "plugin"}
     for group in options:
         for option_field in fields(group):
             if isinstance(option_field.metadata.get("help"), Changeable):

@@ -4,7 +4,7 @@
     python evaluate/tasks.py --task ifeval:input_data.jsonl --output runs/ifeval
     python evaluate/tasks.py --task humaneval --execute_code
     python evaluate/tasks.py --task question.jsonl --scorer contains --turns 1
-    python evaluate/tasks.py --task humaneval --execute_code --output runs/task --rescore
+    python evaluate/tasks.py --task humaneval --execute_code --output runs/humaneval --rescore
 
 The output folder is that of evaluate/mt_bench.py, and continues like it; added are
 scores/ARM.jsonl and the table as scores/table.md and table.json. `--rescore` makes these again

@@ -167,6 +167,8 @@ class Run:
                 folder = str(free_folder(name, self.settings, free))
             folder = self.settings["output"] = processes.shared(folder)
         self.folder = Path(folder)
+        if self.folder == Path():  # as of an unset variable of a shell
+            raise BadInput("the folder of a run needs a name, such as runs/mine; got an empty one")
         self.sessions: list[dict] = []
         self.records: defaultdict[str, dict[Hashable, dict]] = defaultdict(dict)
         self._key, self._session = key, ""

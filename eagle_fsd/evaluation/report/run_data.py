@@ -104,12 +104,7 @@ class RunData:
     @property
     def target(self) -> str:
         """Its name, and what tells it from others of that name."""
-        # older runs have the time of a file's last change too, which is another in a copy
-        files = [
-            (key, value)
-            for key, value in self.options.items()
-            if key.startswith("target/") and not key.endswith(", last changed")
-        ]
+        files = [item for item in self.options.items() if item[0].startswith("target/")]
         return f"{self.options['target']} ({digest(files)})"
 
     def doubts_of_code(self) -> list[str]:
