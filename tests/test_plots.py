@@ -7,7 +7,15 @@ import pytest
 from hand_records import HAND, NO_ROUNDS, made_run
 
 from eagle_fsd.evaluation.metrics import summarize
-from eagle_fsd.evaluation.plots import GAIN, SPEED, caption, draw_curves, front_of, plot_curves
+from eagle_fsd.evaluation.plots import (
+    GAIN,
+    SPEED,
+    caption,
+    draw_curves,
+    front_of,
+    line_styles,
+    plot_curves,
+)
 
 PAIR, WITHOUT_EXACT = ({arm: HAND[arm] for arm in ("plain", x)} for x in ("exact", "fsd:0.2"))
 
@@ -31,7 +39,7 @@ def test_a_plot_is_drawn_where_it_can_be_and_else_its_caption_says_why(records, 
 
 def test_the_legend_names_every_arm():
     """Bugs held down: a run whose name begins with _ was left out of the legend, and one with two
-    dollars was set as a formula."""
+    dollars was set as a formula; an arm's colour was another in the summary than on the page."""
     rows = [row | {"line": f"_$\\foo$: {row['line']}"} for row in summarize(made_run(8))]
     figure = draw_curves(rows, SPEED)
     (axes,), (legend,) = figure.axes, figure.legends
@@ -40,6 +48,7 @@ def test_the_legend_names_every_arm():
     assert names == ["plain", "exact", *lines, "Pareto front"]
     looks = [(c[0].get_color(), c[0].get_marker()) for c in axes.containers]
     assert len(set(looks)) == len(looks) == len(names) - 1
+    assert line_styles(rows) == line_styles(rows[::-1])
     svg, other = (plot_curves(rows, across=across) for across in (SPEED, GAIN))
     assert f">{lines[0]}</text>" in svg
     # ids that one draws by reference would else be looked up in the other, which may be hidden

@@ -76,9 +76,9 @@ def drawn_rows(rows: Sequence[dict], across: str) -> tuple[list[dict], str]:
 
 
 def line_styles(rows: Sequence[dict]) -> dict[str, dict[str, str]]:
-    """Colour and marker of each line of arms, the same in every plot of these rows. Of ten colours
-    and seven markers, no two of 70 lines look alike."""
-    lines = dict.fromkeys(row["line"] for row in rows)
+    """Colour and marker of each line of arms, the same in every plot of these rows, in whatever
+    order they are. Of ten colours and seven markers, no two of 70 lines look alike."""
+    lines = sorted({row["line"] for row in rows})
     looks = zip(lines, cycle(f"C{number}" for number in range(10)), cycle("osD^vPX"), strict=False)
     return {
         line: {"color": matplotlib.colors.to_hex(color), "marker": mark}
