@@ -10,7 +10,7 @@ from eagle_fsd.evaluation.record_numbers import Record, rounds_of, seconds
 from eagle_fsd.runs.folder import answer_key
 
 # Times as long as its neighbours: of the 100 turns of a run beside eight other processes on two
-# cores, where the same work varied by half, none took more than 1.9 times.
+# cores, where the same work varied by half, none took more than 1.9 times (results/disturbed).
 DISTURBED = 2.0
 # Tokens of a prompt that prefill reads in the time of one round, from a slow CPU to a GPU, where
 # prefill is a round like others: a short answer to a long prompt is no disturbed one.
