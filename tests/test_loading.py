@@ -278,6 +278,16 @@ def test_without_a_head_nothing_is_drafted_from_one(tmp_path):
         generate(model, "Say a.", arm="exact@eagle:7x3x4")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the target would load there")
+def test_a_model_is_loaded_where_commands_load_it(tmp_path, monkeypatch):
+    """Bug held down: where there is CUDA, the Python call took the CPU without a word."""
+    target = str(write_target(tmp_path))
+    assert load(target, head=None).target.device.type == "cpu"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(BadInput, match="unknown device 'cuda'"):
+        load(target, head=None)
+
+
 @pytest.mark.parametrize(
     ("halves", "has", "dtypes"),
     [

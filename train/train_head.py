@@ -86,17 +86,16 @@ class TrainOptions(TargetOptions):
     seed: int = option(0, "The seed of initialisation, order and noise.")
 
     def __post_init__(self):
-        import torch
-
-        from eagle_fsd.models.load import training_dtype
+        from eagle_fsd.models.load import default_device, training_dtype
 
         check_known("head_type", self.head_type, ("eagle", "eagle3"))
         if self.recipe:
             parse_recipe(self.recipe)
-        on_cuda = torch.cuda.is_available()
-        self.tokens_per_batch = self.tokens_per_batch or (16384 if on_cuda else 2048)
+        # the device itself stays open: where several processes run, each has its own
+        device = self.device or default_device()
+        self.tokens_per_batch = self.tokens_per_batch or (2048 if device == "cpu" else 16384)
         # a processor that has to emulate bfloat16 takes 20 times as long
-        self.dtype = self.dtype or training_dtype("cuda" if on_cuda else "cpu")
+        self.dtype = self.dtype or training_dtype(device)
         check_least(self, "--", held_out=1, tokens_per_batch=1, answer_tokens=0, loss_vocab=0)
         check_least(self, "--", batches_per_step=0, epochs=0, steps=0, minutes=0)
         check_seed(self.seed)
@@ -185,6 +184,7 @@ def launched(options: TrainOptions) -> "Accelerator":
     from accelerate.utils import GradientAccumulationPlugin
 
     accelerator = Accelerator(
+        cpu=options.device == "cpu",  # the head beside the target
         mixed_precision="no" if options.dtype == "float32" else "bf16",
         # the trainer accumulates a step's batches; a launcher's number would divide its gradients
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),

@@ -103,7 +103,7 @@ def check_device(device: str, dtype: str = "float32") -> None:
 
 
 def default_device() -> str:
-    """What an empty --device stands for."""
+    """Where everything runs that names no device."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
