@@ -230,6 +230,8 @@ def test_command_writes_tables_and_is_extended(call, options, models, tmp_path):
     replay = json.loads((folder / "replay.json").read_text())
     arms = ["exact@eagle:7x3x4", "exact@hybrid:4x4x1", "exact"]
     assert [row["arm"] for row in replay["arms"]] == arms
+    # without a tree it is not the tree of other commands
+    assert [row["tree"] for row in replay["arms"]] == ["7x3x4", "4x4x1", "15x4x6"]
     assert len(replay["levels"]) == 6
     (path,) = (folder / "records").iterdir()
     before = path.read_text()

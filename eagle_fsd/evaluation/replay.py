@@ -157,6 +157,7 @@ def read_arms(texts: Sequence[str]) -> "list[Arm]":
 
 
 def report(run: Run, records: Mapping[str, Sequence[dict]]) -> None:
+    from eagle_fsd.arms import parse_arm
     from eagle_fsd.evaluation.report.run_data import RunData
     from eagle_fsd.evaluation.tables import columns, markdown_table
     from eagle_fsd.runs.jsonl import write_file, write_json
@@ -171,9 +172,11 @@ def report(run: Run, records: Mapping[str, Sequence[dict]]) -> None:
     )
     rows = {"arms": [], "levels": []}
     for head, found in records.items():
-        rows["arms"] += [{"head": head} | arm_row(found, arm) for arm in found[0]["arms"]]
+        for arm in map(parse_arm, found[0]["arms"]):
+            tree = (arm.tree or tree_name(SMALL_TREE)) if arm.needs_head else None
+            rows["arms"].append({"head": head, "tree": tree} | arm_row(found, arm.text))
         rows["levels"] += [{"head": head} | row for row in level_rows(found)]
-    shown = columns(head="s", arm="s", tokens_per_round=".2f", rounds="d")
+    shown = columns(head="s", arm="s", tree="s", tokens_per_round=".2f", rounds="d")
     parts = [title, markdown_table(rows["arms"], shown), ARM_NOTE]
     shown = [*columns(head="s", level="d"), ("top-1", "top1", ".3f"), ("top-8", "top8", ".3f")]
     parts += [markdown_table(rows["levels"], [*shown, ("JS", "js", ".4f")]), LEVEL_NOTE]
