@@ -20,6 +20,7 @@ from eagle_fsd.decoding.columns import PLACES
 from eagle_fsd.decoding.divergence import DIVERGENCES, divergence
 from eagle_fsd.evaluation.metrics import METRICS
 from eagle_fsd.evaluation.questions import read_questions
+from eagle_fsd.heads.files import read_head
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.guards import GUARDS
 from eagle_fsd.tasks.scorers import check_scorable
@@ -207,3 +208,14 @@ def test_the_divergences_of_the_fsd_page_are_the_library_s():
             half_a_digit = 0.5 * 10 ** -len(value.partition(".")[2])
             computed = divergence(name, *logits).item()
             assert computed == pytest.approx(float(value), abs=half_a_digit * 1.01), (name, target)
+
+
+def test_the_lines_that_make_the_shipped_head_whole(tmp_path, monkeypatch):
+    """docs/fsd.md's: the weights stay, and no divergence is infinite by the draft vocabulary."""
+    (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/fsd.md").read_text(), re.S)
+    monkeypatch.chdir(ROOT)
+    exec(lines.replace("runs/whole", str(tmp_path)), {})
+    (shipped, _), (whole, _) = map(read_head, ("checkpoints/smollm2-135m-eagle2", tmp_path))
+    assert shipped.draft_token_R is not None and whole.draft_token_R is None
+    for name, weight in shipped.named_parameters():
+        assert torch.equal(weight, whole.get_parameter(name))
