@@ -106,7 +106,7 @@ class Arm:
     def check_answers(self) -> None:
         if not self.runs_our_loop:
             raise BadInput(
-                f"arm {self.text!r} is transformers' own loop: call that, or lm-eval's --model hf"
+                f"arm {self.text!r} is transformers' own loop: call that, or lm-eval's model hf"
             )
 
     def build_drafter(self, model: LoadedModels) -> Drafter:

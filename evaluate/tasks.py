@@ -49,7 +49,8 @@ class TaskOptions(BenchOptions):
 def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: ModelOptions) -> None:
     from eagle_fsd.evaluation.bench import Bench
     from eagle_fsd.evaluation.report.write_report import report_bench
-    from eagle_fsd.tasks.task_scores import records_by_arm, score_run
+    from eagle_fsd.runs.folder import records_by_arm
+    from eagle_fsd.tasks.task_scores import score_run
 
     questions, usual = read_task(options.task)
     scorer = options.scorer or usual

@@ -2,12 +2,16 @@
 
 import importlib.util
 import json
+import re
 import resource
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
+
+from transformers import HfArgumentParser
 
 ROOT = Path(__file__).parent.parent
 QUESTIONS = [
@@ -33,6 +37,33 @@ def option_classes(path: str) -> list[type]:
     found = [kind for kind in named if is_dataclass(kind) and kind.__name__.endswith("Options")]
     bases = {base for kind in found for base in kind.__mro__[1:]}
     return [kind for kind in found if kind not in bases]
+
+
+def shown_commands(text: str) -> list[tuple[str, list[str]]]:
+    """The commands that a text shows, as cli.shown_command words them, each with its arguments."""
+    lines = re.findall(r"python\S* \S*?((?:evaluate|train)/\w+\.py)(.*)", text)
+    return [(command, shlex.split(words)) for command, words in lines]
+
+
+def check_shown(command: str, given: list[str], text: str) -> None:
+    """What a command's text tells to type is there: commands that it shows are read by their
+    options, and any --option is the command's own, that of one named before it in the line, or
+    what was given."""
+    for shown, words in shown_commands(text):
+        _, unknown = HfArgumentParser(option_classes(shown)).parse_known_args(words)
+        assert not [word for word in unknown if word.startswith("-")], (shown, words)
+    for line in text.splitlines():
+        known = {"--help", *given, *_option_strings(command)}
+        for word in re.findall(r"(?:evaluate|train)/\w+\.py|(?<![\w-])--\w[\w-]*", line):
+            if word.endswith(".py"):
+                known |= _option_strings(word)
+            else:
+                assert word in known, f"{command} has no {word}: {line}"
+
+
+def _option_strings(command: str) -> set[str]:
+    parser = HfArgumentParser(option_classes(command))
+    return {text for action in parser._actions for text in action.option_strings}
 
 
 def write_rows(path: Path, *rows: object) -> Path:

@@ -39,18 +39,21 @@ def data(tmp_path_factory):
 @pytest.fixture
 def call(capsys, monkeypatch):
     """Calls a command's main in this process, such as call("evaluate/mt_bench.py", *options), and
-    gives all that it printed; where it ended with an error, that."""
-    from commands import load_command
+    gives all that it printed; where it ended with an error, that.
+    What it tells to type is checked."""
+    from commands import check_shown, load_command
 
     def run(command: str, *options: object) -> str:
-        monkeypatch.setattr(sys, "argv", [command, *map(str, options)])
+        words = [*map(str, options)]
+        monkeypatch.setattr(sys, "argv", [command, *words])
         capsys.readouterr()
         try:
             load_command(command).main()
+            told = "".join(capsys.readouterr())
         except SystemExit as exit:
-            return str(exit.code)
-        printed = capsys.readouterr()
-        return printed.out + printed.err
+            told = str(exit.code)
+        check_shown(command, words, told)
+        return told
 
     return run
 

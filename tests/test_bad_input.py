@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from accelerate.state import AcceleratorState
-from commands import ROOT, option_classes
+from commands import ROOT, check_shown, option_classes
 from hand_records import made_run, write_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -118,6 +118,8 @@ def test_bad_input(place, monkeypatch, capsys, command, arguments, pieces):
     assert not more  # it adds what became of the answers
     assert "secret" not in str(code)  # a key
     assert not [piece for piece in pieces if piece not in message], message
+    if "harness.py" not in file:  # its options are lm-eval's
+        check_shown(file, [*fixed, *shlex.split(unescaped(arguments))], message)
     assert contents(place) == before
 
 

@@ -2,10 +2,9 @@
 first round is that round, and the chosen arm is the fastest that keeps to the cost."""
 
 import json
-import shlex
 
 import pytest
-from commands import bench_options, rows
+from commands import bench_options, rows, shown_commands
 from tiny import prompt_tokens, tiny_head, tiny_target
 
 from eagle_fsd.arms import parse_arm
@@ -111,9 +110,8 @@ def test_command_predicts_goes_on_and_names_the_next(call, models, tmp_path):
     assert [row["arm"] for row in made["rows"]] == ["exact", "path:1", "path:9"]
     assert rows(folder / "records/predicted.jsonl")[:2] == before
 
-    _, script, *words = shlex.split((folder / "calibrate.md").read_text().splitlines()[-1])
-    assert script.endswith("evaluate/mt_bench.py")
-    assert "path:9" in call("evaluate/mt_bench.py", *words)
+    ((script, words),) = shown_commands((folder / "calibrate.md").read_text())
+    assert script == "evaluate/mt_bench.py" and "path:9" in call(script, *words)
     bench = json.loads((tmp_path / "run_bench/run.json").read_text())["options"]
     for name in ("target", "head", "dtype", "tree", "question_file", "questions", "max_new_tokens"):
         assert bench[name] == made["options"][name], name

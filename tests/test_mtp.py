@@ -272,7 +272,7 @@ def test_several_layers(checkpoints, tmp_path):
     values = json.loads(path.read_text())
     (count,) = values.keys() & {"num_mtp_layers", "num_nextn_predict_layers"}
     path.write_text(json.dumps(values | {count: 2}))
-    with pytest.raises(BadInput, match="holds 2 MTP layers.*: name another --head"):
+    with pytest.raises(BadInput, match="holds 2 MTP layers.*: name another head"):
         eagle_fsd.load(str(folder), head="mtp")
     model = eagle_fsd.load(str(folder), head=None, dtype="float32")
     assert eagle_fsd.generate(model, "What?", arm="plain", max_new_tokens=3).tokens

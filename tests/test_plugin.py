@@ -6,7 +6,7 @@ import re
 import sys
 
 import pytest
-from commands import ROOT, bench_options
+from commands import ROOT, bench_options, shown_commands
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput
@@ -27,6 +27,10 @@ DRAFTERS["repeat"] = RepeatSettings
 def _as_another_process():
     """What a plugin has added goes with the test."""
     yield
+    forget_plugins()
+
+
+def forget_plugins() -> None:
     for kind, table in TABLES.items():
         table.clear()
         table.update(OWN[kind])
@@ -80,3 +84,18 @@ def test_a_run_with_a_plugin_is_known_by_its_file(call, models, tmp_path):
     likely.write_text(likely.read_text() + "# changed")
     told = call("evaluate/mt_bench.py", *options, "--plugin", likely)
     assert "other settings (there, here): {'plugin/likely.py'" in told
+
+
+@pytest.mark.processes
+def test_commands_that_are_shown_run(call, models, tmp_path, monkeypatch):
+    """Each as it stands, in a process of its own. Bug held down: the report's lacked --plugin."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "likely.py").write_text(BLOCKS["rule"] + BLOCKS["registration"])
+    options = [*bench_options(models, tmp_path), "--questions", 1, "--plugin", "likely.py"]
+    told = call("evaluate/calibrate.py", *options, "--cost", 9, "--arms", "likely:0.001")
+    for expected in ("evaluate/mt_bench.py", "evaluate/report.py"):
+        ((command, words),) = shown_commands(told)
+        forget_plugins()
+        told = call(command, *words)
+        assert command == expected and "error: " not in told, told
+    assert (tmp_path / "run_bench_report/index.html").is_file()

@@ -224,7 +224,8 @@ def options(models, tmp_path):
 
 def test_command_writes_tables_and_is_extended(call, options, models, tmp_path):
     """A row per head and arm; a second run replays only what was added, a head of other weights
-    under the same name being another one."""
+    under the same name being another one. Bug held down: a report on the folder, which has no
+    answers, called it damaged."""
     folder = tmp_path / "run"
     assert "| exact@eagle:7x3x4 " in call(COMMAND, *options, "--questions", 2)
     replay = json.loads((folder / "replay.json").read_text())
@@ -233,6 +234,10 @@ def test_command_writes_tables_and_is_extended(call, options, models, tmp_path):
     # without a tree it is not the tree of other commands
     assert [row["tree"] for row in replay["arms"]] == ["7x3x4", "4x4x1", "15x4x6"]
     assert len(replay["levels"]) == 6
+    for made in (folder, tmp_path / "texts"):
+        told = call("evaluate/report.py", made, "--output", tmp_path / "report")
+        assert "is no answer of an arm" in told and "made by: python evaluate/replay.py" in told
+        assert (f"its table is {folder}/replay.md" in told) == (made == folder)
     (path,) = (folder / "records").iterdir()
     before = path.read_text()
     other = write_random_head(tmp_path / "other")

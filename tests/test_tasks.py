@@ -12,8 +12,9 @@ from commands import model_options, rows, write_rows
 import eagle_fsd.evaluation.tables  # noqa: F401
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question, read_questions
+from eagle_fsd.runs.folder import records_by_arm
 from eagle_fsd.tasks.scorers import check_scorable, read_task
-from eagle_fsd.tasks.task_scores import records_by_arm, score_run
+from eagle_fsd.tasks.task_scores import score_run
 
 pytestmark = pytest.mark.processes  # whole commands
 

@@ -31,7 +31,7 @@ READOUTS = ("lm_head.weight", "language_model.lm_head.weight")
 READOUTS += ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
 RELEASED = (
     "take the files that were released, in bfloat16, float16 or float32, or a conversion of "
-    "quantised ones that kept the layer, or name their folder: --head mtp:FOLDER"
+    "quantised ones that kept the layer, or name their folder, as mtp:FOLDER"
 )
 
 
@@ -83,7 +83,7 @@ def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead
         raise BadInput(
             f"head {name!r} is a target's own MTP layer, which lies in its safetensors files: this "
             f"target, of type {config.model_type!r}, has none, or is of no family known to have one"
-            f" ({', '.join(FAMILIES)}); name another --head"
+            f" ({', '.join(FAMILIES)}); name another head"
         )
     files = Checkpoint(path)
     if path != target:  # its config says whose it is, and with which switches it was trained
@@ -112,7 +112,7 @@ def _shape(files: Checkpoint, shape: MtpConfig) -> MtpConfig:
         raise BadInput(
             f"the checkpoint in {files.path} holds {held} MTP layers (such as {key!r}), and one "
             "alone, which is run at every level, is read; transformers leaves it out when it saves "
-            f"a model: name another --head, or {RELEASED}"
+            f"a model: name another head, or {RELEASED}"
         )
     shape.fused_experts = shape.key("layer") + "mlp.experts.gate_up_proj" in files.keys
     if (key := shape.key("lm_head")) in files.keys:

@@ -222,7 +222,7 @@ def default_head(target: str) -> str:
     raise BadInput(
         f"no head ships for target {target!r}: name one with --head, which is mtp where the "
         "checkpoint brings an MTP layer, train one (make_data.py and train_head.py in a checkout's "
-        "train/), or decode without one: --arms generate plain (Python: head=None)"
+        "train/), or decode without one, by the arm plain (Python: head=None)"
     )
 
 

@@ -81,6 +81,26 @@ def record_files(folder: str | Path, name: str = "*") -> list[Path]:
     return sorted(paths, key=lambda path: (path.name, path))
 
 
+def records_by_arm(folder: str | Path, **reading: Callable[[str], None]) -> dict[str, list[dict]]:
+    """The answers of a finished or unfinished run, of two of one the later; see read_lines for
+    `reading`. BadInput: the folder holds none, as that of a command which answers by no arm."""
+    records: defaultdict[str, dict[Hashable, dict]] = defaultdict(dict)
+    for path in record_files(folder):
+        for row in read_lines(path, **reading):
+            if not {"arm", "question_id", "turns"} <= row.keys():
+                sessions = read_json(Path(folder, "run.json"))["sessions"]
+                made = next((f"; made by: {s['command']}" for s in sessions if "command" in s), "")
+                table = "".join(f"; its table is {found}" for found in Path(folder).glob("*.md"))
+                raise BadInput(
+                    f"{row.place} is no answer of an arm: give the folder of mt_bench.py, tasks.py "
+                    f"or speed.py{table}{made}"
+                )
+            records[row["arm"]][answer_key(row)] = row
+    if not records:
+        raise BadInput(f"{folder} holds no records: let its command answer a question first")
+    return {arm: list(rows.values()) for arm, rows in records.items()}
+
+
 class FolderInUse(BadInput):
     """Another command is writing to a folder."""
 

@@ -17,10 +17,9 @@ from tqdm import tqdm
 from eagle_fsd.config import BadInput, one_line, step_of_setup
 from eagle_fsd.evaluation.questions import read_questions
 from eagle_fsd.models.assets import asset_dir
-from eagle_fsd.runs.folder import Run
+from eagle_fsd.runs.folder import Run, records_by_arm
 from eagle_fsd.runs.jsonl import read_records
 from eagle_fsd.runs.provenance import digest
-from eagle_fsd.tasks.task_scores import records_by_arm
 from eagle_fsd.thoughts import answer_of, without_thought
 
 with step_of_setup("tasks"):

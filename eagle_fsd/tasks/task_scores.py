@@ -13,22 +13,11 @@ from eagle_fsd.arms import PLAIN, parse_arm
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.questions import Question
-from eagle_fsd.runs.folder import answer_key, lock_folder, record_files
-from eagle_fsd.runs.jsonl import read_lines, write_file, write_json, write_lines
+from eagle_fsd.runs.folder import answer_key, lock_folder
+from eagle_fsd.runs.jsonl import write_file, write_json, write_lines
 from eagle_fsd.stats import mcnemar, mean_interval, paired_difference, share_interval
 from eagle_fsd.tasks.scorers import SCORERS
 from eagle_fsd.thoughts import answer_of
-
-
-def records_by_arm(folder: str | Path) -> dict[str, list[dict]]:
-    """The records of a finished or unfinished run, the later ones of two of an answer."""
-    records: dict[str, dict[tuple, dict]] = {}
-    for path in record_files(folder):
-        for row in read_lines(path):
-            records.setdefault(row["arm"], {})[answer_key(row)] = row
-    if not records:
-        raise BadInput(f"{folder} holds no records: name the folder of a run")
-    return {arm: list(rows.values()) for arm, rows in records.items()}
 
 
 def score_run(

@@ -20,7 +20,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.disturbed import DISTURBED, Disturbed, disturbed_turns, same_work
 from eagle_fsd.evaluation.metrics import by_category, summarize
 from eagle_fsd.evaluation.tables import Table, run_tables, verdict
-from eagle_fsd.runs.folder import answer_key, record_files
+from eagle_fsd.runs.folder import answer_key, records_by_arm
 from eagle_fsd.runs.jsonl import read_json, read_lines
 from eagle_fsd.runs.provenance import digest
 
@@ -194,12 +194,7 @@ def read_run(folder: Path) -> RunData:
     whole = read_json(folder / "run.json")
     options, sessions = whole["options"], whole["sessions"]
     warnings: list[str] = []
-    records: Answers = {}
-    for path in record_files(folder):
-        for row in read_lines(path, warn=warnings.append):
-            records.setdefault(row["arm"], {})[answer_key(row)] = row  # the later of two counts
-    if not records:
-        raise BadInput(f"{folder} holds no records: let its command answer a question first")
+    records = records_by_arm(folder, warn=warnings.append)
     try:
         parsed = {arm: parse_arm(arm) for arm in records}
     except BadInput as error:
@@ -225,7 +220,7 @@ def read_run(folder: Path) -> RunData:
         str(folder),
         options,
         sessions,
-        records={arm: list(records[arm].values()) for arm in arms},
+        records={arm: records[arm] for arm in arms},
         scores=scores,
         scored=scored,
         warnings=warnings,

@@ -69,7 +69,8 @@ def report_bench(
     plot = "![loss against gain](summary.svg)" if svg else ""
     text = [title, verdicts, plot, caption(rows), *sections.values(), extra, *notes]
     write_file(folder / "summary.md", "\n\n".join(filter(None, text)) + "\n")
-    page = shown_command("report.py", folder, "--output", f"{folder}_report")
+    plugin = ["--plugin", path] if (path := bench.model_options.plugin) else []
+    page = shown_command("report.py", folder, *plugin, "--output", f"{folder}_report")
     rest = (
         f"All columns, with intervals, are in {folder}: summary.md, summary.json and summary.csv; "
         f"the plot is summary.svg.\nThe report's page is made by: {page}"
