@@ -125,7 +125,7 @@ class TreeConfig:
         return 1 + (self.tree_depth - 1) * self.branch_top_k
 
 
-# What training and replay compare heads by, and the tables of quality are of
+# What training judges a head by, on every machine
 SMALL_TREE = TreeConfig(num_draft_tokens=15, tree_depth=4, branch_top_k=6)
 # On a CPU every node and level has its price (docs/speed.md#trees-by-price)
 CPU_TREE = TreeConfig(12, 6, 4, keep=0.1, deepen=0.4)

@@ -42,4 +42,4 @@ arm full-vocab --features "$features"
 arm eagle3 --features "$features" --head_type eagle3 --recipe eagle3,unroll_steps=3 --loss_vocab 16384
 "$python" "$root/evaluate/replay.py" --target "$target" --heads "${heads[@]}" \
     --question_file "$QUESTIONS" --texts "$output/texts" --max_new_tokens 64 \
-    --arms exact@eagle:7x4x6 exact --output "$output/replay"
+    --arms exact@eagle:{7,15}x4x6 --output "$output/replay"

@@ -20,4 +20,4 @@ for size in ${SIZES:-55000 110000 220000 440000 0}; do
     heads+=("$output/tokens-$size")
 done
 "$python" "$root/evaluate/replay.py" --target "$target" --heads "${heads[@]}" \
-    --question_file "$QUESTIONS" --arms exact --texts "$output/texts" --output "$output/replay"
+    --question_file "$QUESTIONS" --arms exact@eagle:15x4x6 --texts "$output/texts" --output "$output/replay"

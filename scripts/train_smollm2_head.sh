@@ -47,4 +47,4 @@ done
     --head "$output/head" --output "$output/head_8k" --draft_vocab 8192 \
     --data "$output/data"
 "$python" "$root/evaluate/replay.py" --target "$target" --heads "$output/head" "$output/head_8k" \
-    --questions 24 --arms exact --texts "$output/texts" --output "$output/replay"
+    --questions 24 --arms exact@eagle:15x4x6 --texts "$output/texts" --output "$output/replay"

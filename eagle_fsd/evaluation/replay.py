@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from eagle_fsd.config import SMALL_TREE, BadInput, parse_tree, tree_name
+from eagle_fsd.config import BadInput, default_tree, parse_tree, tree_name
 from eagle_fsd.options import ChatOptions, PluginOptions, QuestionOptions, changeable, option
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.provenance import digest, source_digest, without_checkout
@@ -41,8 +41,7 @@ class ReplayOptions(QuestionOptions, ChatOptions, PluginOptions):
     dtype: str = "float32"  # in any other a replay does not equal decoding
     arms: list[str] = option(
         [f"exact@eagle:{tree}" for tree in ("7x4x6", "15x4x6", "23x5x8", "59x6x10")],
-        "The arms that are replayed: exact, with any drafters. Their trees are 15x4x6 where they "
-        "name none.",
+        "The arms that are replayed: exact, with any drafters.",
     )
     texts: str = option(
         "",
@@ -74,7 +73,8 @@ def run_replay(options: ReplayOptions) -> None:
     from eagle_fsd.models.loaded import Model
 
     # 1. What is replayed, and the folders of the texts and of this run.
-    arms = read_arms(options.arms)
+    tree = default_tree(options.device)
+    arms = read_arms(options.arms, tree_name(tree))
     questions = spread(read_questions(options.question_file), options.questions)
     config = load.load_target_config(options.target)
     heads = {name: load.load_head(name, config, target=options.target) for name in options.heads}
@@ -103,7 +103,7 @@ def run_replay(options: ReplayOptions) -> None:
         for name, head in heads.items():  # what is refused here has written nothing
             layers = head.config.fused_layers(target.num_layers)
             own = Target(target.model, feature_layers=layers) if layers else target
-            drafter = head_drafter(head, own, SMALL_TREE)
+            drafter = head_drafter(head, own, tree)
             model = Model(own, tokenizer, drafter, options.conv_template)
             models[name] = model, {arm.text: arm.build_drafter(model) for arm in arms}
         budget = options.max_new_tokens
@@ -136,15 +136,18 @@ def run_replay(options: ReplayOptions) -> None:
     report(run, chosen)
 
 
-def read_arms(texts: Sequence[str]) -> "list[Arm]":
-    """Refuse an arm whose rounds do not follow from the text alone, or whose tree reaches beyond
-    what is kept of it."""
+def read_arms(texts: Sequence[str], tree: str) -> "list[Arm]":
+    """The arms, each with its tree, by default the machine's, since a run may go on elsewhere.
+    Refuse one whose rounds do not follow from the text alone, or whose tree reaches beyond what is
+    kept of it."""
     from eagle_fsd.arms import parse_arms
+    from eagle_fsd.drafters.settings import DEFAULT_DRAFTER
     from eagle_fsd.evaluation.texts import TOKENS_BEYOND_END
 
-    arms = parse_arms(texts, tree=tree_name(SMALL_TREE))
-    for arm in arms:
-        shape = parse_tree(arm.tree) if arm.tree else SMALL_TREE
+    named = []
+    for arm in parse_arms(texts):
+        drafter = arm.text.partition("@")[2] or DEFAULT_DRAFTER
+        shape = parse_tree(arm.tree or tree)
         deep = arm.needs_head and shape.tree_depth > TOKENS_BEYOND_END
         other_text = arm.kind != "exact" or arm.guards
         if other_text or deep or arm.needs_draft_model or arm.drafter.recycle:
@@ -153,11 +156,12 @@ def read_arms(texts: Sequence[str]) -> "list[Arm]":
                 f"with a head's trees of at most {TOKENS_BEYOND_END} levels or with ngram at "
                 "recycle=0, and loads no draft model"
             )
-    return arms
+        own = arm.tree or not arm.needs_head
+        named.append(arm.text if own else f"exact@{drafter}:{tree}")
+    return parse_arms(named)
 
 
 def report(run: Run, records: Mapping[str, Sequence[dict]]) -> None:
-    from eagle_fsd.arms import parse_arm
     from eagle_fsd.evaluation.report.run_data import RunData
     from eagle_fsd.evaluation.tables import columns, markdown_table
     from eagle_fsd.runs.jsonl import write_file, write_json
@@ -172,11 +176,9 @@ def report(run: Run, records: Mapping[str, Sequence[dict]]) -> None:
     )
     rows = {"arms": [], "levels": []}
     for head, found in records.items():
-        for arm in map(parse_arm, found[0]["arms"]):
-            tree = (arm.tree or tree_name(SMALL_TREE)) if arm.needs_head else None
-            rows["arms"].append({"head": head, "tree": tree} | arm_row(found, arm.text))
+        rows["arms"] += [{"head": head} | arm_row(found, arm) for arm in found[0]["arms"]]
         rows["levels"] += [{"head": head} | row for row in level_rows(found)]
-    shown = columns(head="s", arm="s", tree="s", tokens_per_round=".2f", rounds="d")
+    shown = columns(head="s", arm="s", tokens_per_round=".2f", rounds="d")
     parts = [title, markdown_table(rows["arms"], shown), ARM_NOTE]
     shown = [*columns(head="s", level="d"), ("top-1", "top1", ".3f"), ("top-8", "top8", ".3f")]
     parts += [markdown_table(rows["levels"], [*shown, ("JS", "js", ".4f")]), LEVEL_NOTE]
