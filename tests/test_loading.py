@@ -6,6 +6,8 @@ import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -172,6 +174,18 @@ def test_broken_targets_end_in_one_line(folder, kind):
     said = str(error.value)
     assert not [piece for piece in (str(folder), *told) if piece not in said], said
     assert "\n" not in said and "weights_only" not in said and "trust_remote_code" not in said
+
+
+@pytest.mark.processes
+def test_a_hub_that_cannot_be_reached_is_asked_once():
+    """Bug held down: it was asked six times, for 23 seconds. No one listens at the address."""
+    code = "from eagle_fsd.models.load import load_target_config as load; load('some/one')"
+    environment = os.environ | {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert "'some/one' is no folder here, and the hub cannot be reached" in ended.stderr
+    assert "ConnectError" in ended.stderr and "Retry" not in ended.stderr
 
 
 def test_what_loads_nevertheless(folder):

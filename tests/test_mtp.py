@@ -307,6 +307,8 @@ def test_what_no_layer_can_be_read_from(checkpoints, tmp_path):
         eagle_fsd.load(str(quantised), head="mtp")
     with pytest.raises(BadInput, match="lies in its safetensors files"):
         load_head("mtp", config, target="random:llama-3.1-8b")
+    with pytest.raises(BadInput, match="'nobody/nothing' is no folder here"):
+        load_head("mtp:nobody/nothing", config)
     for name in ("mtp,own=loud", "mtp,norm=raw"):
         with pytest.raises(BadInput, match=r"is not mtp\[:FOLDER\] with feature or own"):
             load_head(name, config)

@@ -3,16 +3,19 @@ pickles of tensors. Pickles are read with weights_only=True, and nothing else of
 """
 
 import json
+import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers.utils import (
+    CONFIG_NAME,
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
     WEIGHTS_INDEX_NAME,
@@ -20,7 +23,7 @@ from transformers.utils import (
     cached_file,
 )
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, one_line
 
 # what comes of files that are cut off or garbled, and of values of a wrong type or size
 UNREADABLE = (SafetensorError, pickle.UnpicklingError, struct.error, StrictDataclassError)
@@ -28,6 +31,27 @@ UNREADABLE += (ArithmeticError, AssertionError, AttributeError, EOFError, Lookup
 UNREADABLE += (RuntimeError, TypeError, ValueError)
 # the first that is there is read, as transformers does
 NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
+
+
+def model_folder(
+    name: str | Path, patterns: Sequence[str] = (CONFIG_NAME,), *, others: str = ""
+) -> Path:
+    """A local folder, or what a hub id has of these files, in the hub's cache, where a copy stands
+    in for a hub that cannot be reached; BadInput if it is neither, with what `others` may be named.
+    The hub is asked once: transformers asks it six times for a file, for half a minute."""
+    if os.path.isdir(name):
+        return Path(name)
+    give = f"give a folder with its files{others}"
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=list(patterns)))
+    except HFValidationError as error:
+        raise BadInput(f"'{name}' is neither a folder here nor a hub id: {give}") from error
+    except (OSError, ValueError) as error:  # as all of the hub's errors are
+        raise BadInput(
+            f"'{name}' is no folder here, and the hub cannot be reached or does not have it "
+            f"({one_line(error.__cause__ or error)}): {give}, or set HF_HOME to where a copy of it "
+            "was downloaded, which HF_HUB_OFFLINE=1 takes without asking the hub"
+        ) from error
 
 
 class Checkpoint:

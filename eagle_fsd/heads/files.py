@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from transformers import PretrainedConfig
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 from eagle_fsd.config import BadInput, one_line
-from eagle_fsd.heads.checkpoint import UNREADABLE, Checkpoint
+from eagle_fsd.heads.checkpoint import UNREADABLE, Checkpoint, model_folder
 from eagle_fsd.heads.draft_head import DraftHead, build_head
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.layouts import read_config, renamed, to_json
@@ -24,19 +23,8 @@ Shapes = dict[str, tuple[int, ...]]  # by a tensor's name
 
 
 def head_folder(name: str | Path) -> Path:
-    """A local folder, or a hub id fetched into the hub's cache; BadInput if it is neither."""
-    if os.path.isdir(name):
-        return Path(name)
-    from huggingface_hub import snapshot_download
-
-    try:
-        patterns = ["*.json", "*.safetensors", "*.bin"]
-        return Path(snapshot_download(str(name), allow_patterns=patterns))
-    except (OSError, ValueError) as error:  # as all of the hub's errors are
-        reason = str(error).partition("\n")[0]
-        raise BadInput(
-            f"no draft head at '{name}': it is no folder, and the hub did not give it ({reason})"
-        ) from error
+    """With all of its files, see model_folder."""
+    return model_folder(name, ["*.json", "*.safetensors", "*.bin"])
 
 
 @dataclass(frozen=True)

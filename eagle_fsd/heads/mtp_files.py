@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 from transformers.utils import CONFIG_NAME, cached_file
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.heads.checkpoint import Checkpoint, same_numbers
+from eagle_fsd.heads.checkpoint import Checkpoint, model_folder, same_numbers
 from eagle_fsd.heads.files import FREQUENCIES, first_faults, tensor_faults, write_files
 from eagle_fsd.heads.mtp_head import (
     FAMILIES,
@@ -85,6 +85,8 @@ def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead
             f"target, of type {config.model_type!r}, has none, or is of no family known to have one"
             f" ({', '.join(FAMILIES)}); name another head"
         )
+    if path != target:
+        model_folder(path)  # is it there?
     files = Checkpoint(path)
     if path != target:  # its config says whose it is, and with which switches it was trained
         file = cached_file(path, CONFIG_NAME, _raise_exceptions_for_missing_entries=False)

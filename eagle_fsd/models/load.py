@@ -20,7 +20,7 @@ from eagle_fsd.engine.select import choose_engines
 from eagle_fsd.engine.threads import choose_threads
 from eagle_fsd.engine.trial import checked_target
 from eagle_fsd.families import check_supported, text_config
-from eagle_fsd.heads.checkpoint import Checkpoint
+from eagle_fsd.heads.checkpoint import Checkpoint, model_folder
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.files import head_folder, read_head
 from eagle_fsd.heads.mtp_files import is_mtp, is_text, parse_name, read_mtp
@@ -55,18 +55,20 @@ def load_target_config(name: str) -> PretrainedConfig:
 def _whole_config(name: str) -> PretrainedConfig:
     """Of all of a multimodal checkpoint."""
     path, options = source_of(name)
+    shape = SHAPES.get(path) if name.startswith(PREFIX) else None
+    if shape is None and not os.path.isfile(path):
+        others = f", {EMBEDDED_TARGET!r} (embedded), a .gguf file, or {PREFIX} and one of these or "
+        model_folder(path, others=f"{others}of {', '.join(SHAPES)}")
     try:
         if "gguf_file" not in options and os.path.isfile(os.path.join(path, ADAPTER)):
             raise ValueError(
                 f"{ADAPTER}: merge an adapter into its model, by peft's merge_and_unload"
             )
-        shape = SHAPES.get(path) if name.startswith(PREFIX) else None
         config = shape() if shape else AutoConfig.from_pretrained(path, **options)
     except UNLOADABLE as error:
         raise BadInput(
-            f"unknown target {name!r}, or no config that transformers reads ({reason(error)}): "
-            f"give {EMBEDDED_TARGET!r} (embedded), a folder with config.json, a .gguf file, a hub "
-            f"id that can be reached, or {PREFIX} and one of these or of {', '.join(SHAPES)}"
+            f"target {name!r} has no config that transformers reads ({reason(error)}): give a "
+            "folder with config.json, a .gguf file or a hub id"
         ) from error
     check_supported(config)
     class_to_load(config)
