@@ -9,7 +9,10 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 output=${OUTPUT:-$root/runs/ablate_head}
 target=${TARGET:-smollm2}
-: "${QUESTIONS:?name a question file to choose on, not the one that is reported}"
+if [ ! -f "${QUESTIONS:-}" ]; then
+    echo "error: QUESTIONS=${QUESTIONS:-} is no file: set it to a question file (docs/evaluate.md) to choose on, not the one that is reported" >&2
+    exit 2
+fi
 bash "$root/scripts/setup.sh"
 python=$root/.venv/bin/python
 mkdir -p "$output"

@@ -8,6 +8,12 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 output=${OUTPUT:-$root/runs/evaluate}
+for file in ${IFEVAL:+"$IFEVAL"} ${GSM8K:+"$GSM8K"}; do # read only after MT-Bench
+    if [ ! -f "$file" ]; then
+        echo "error: $file is no file: set IFEVAL and GSM8K to files of those sets (docs/evaluate.md), or not" >&2
+        exit 2
+    fi
+done
 bash "$root/scripts/setup.sh" ${IFEVAL:+tasks}
 launch=("$root/.venv/bin/python")
 if [ "${PROCESSES:-1}" -gt 1 ]; then

@@ -8,8 +8,14 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 output=${OUTPUT:-$root/runs/learning_curve}
 target=${TARGET:-smollm2}
-: "${DATA:?name the data, a folder of train/make_data.py}"
-: "${QUESTIONS:?name a question file to choose on, not the one that is reported}"
+if [ ! -e "${DATA:-}" ]; then
+    echo "error: DATA=${DATA:-} is not there: set it to a folder of train/make_data.py (docs/train.md)" >&2
+    exit 2
+fi
+if [ ! -f "${QUESTIONS:-}" ]; then
+    echo "error: QUESTIONS=${QUESTIONS:-} is no file: set it to a question file (docs/evaluate.md) to choose on, not the one that is reported" >&2
+    exit 2
+fi
 bash "$root/scripts/setup.sh"
 python=$root/.venv/bin/python
 heads=()

@@ -11,14 +11,18 @@ python=${PYTHON:-python3}
 wanted=${1:+-$1}
 if [[ ! $wanted =~ ^(|-tasks|-test)$ ]]; then
     echo "error: $1 is no step of the set-up: give tasks, test or nothing" >&2
-    exit 1
+    exit 2
 fi
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     echo "error: Python 3.11 or later is needed; name one with PYTHON=..." >&2
-    exit 1
+    exit 2
 fi
 if [[ "$(cat "$root/.venv/setup-stamp" 2>/dev/null)" != "$root "* ]]; then
     # also where it was copied or moved with its checkout: it would import the old folder's library
+    if [ -L "$root/.venv" ]; then
+        echo "error: $root/.venv is a link to an environment of another checkout, which set-up would clear: remove the link" >&2
+        exit 2
+    fi
     echo "set-up: a new environment in $root/.venv" >&2
     "$python" -m venv --clear "$root/.venv"
 fi

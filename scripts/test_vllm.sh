@@ -13,10 +13,18 @@ cd "$root"
 step=${1:-unit}
 if [[ ! $step =~ ^(unit|engine|server)$ ]]; then
     echo "error: $step is no step of the test: give engine, server or nothing" >&2
-    exit 1
+    exit 2
 fi
 export VLLM_ENV=${VLLM_ENV:-$root/runs/vllm_env}
 if [ ! -f "$VLLM_ENV/made" ]; then
+    if [ -e "$VLLM_ENV/bin/vllm" ]; then # making one here would clear it
+        echo "error: VLLM_ENV=$VLLM_ENV is an environment that this script has not made: set it to a new folder, or to none" >&2
+        exit 2
+    fi
+    if ! command -v "${PYTHON:-python3.11}" >/dev/null; then
+        echo "error: no ${PYTHON:-python3.11}: set PYTHON to a Python 3.11, for which vLLM is built" >&2
+        exit 2
+    fi
     echo "set-up: vLLM for CPUs into $VLLM_ENV (minutes, once)" >&2
     "${PYTHON:-python3.11}" -m venv --clear "$VLLM_ENV"
     install=("$VLLM_ENV/bin/python" -m pip install --quiet)

@@ -16,12 +16,12 @@ target=${TARGET:-smollm2}
 minutes=${MINUTES:-120}
 if ! [[ $minutes =~ ^[1-9][0-9]*$ ]] || [ "$minutes" -lt 2 ]; then
     echo "error: MINUTES=$minutes must be a whole number, 2 or more" >&2
-    exit 1
+    exit 2
 fi
 mkdir -p "$output"
 if [ "$(cat "$output/minutes" 2>/dev/null || echo "$minutes")" != "$minutes" ]; then
     echo "error: $output was begun with MINUTES=$(cat "$output/minutes"): name another OUTPUT" >&2
-    exit 1
+    exit 2
 fi
 echo "$minutes" >"$output/minutes"
 bash "$root/scripts/setup.sh"
