@@ -5,6 +5,8 @@ import re
 import numpy as np
 import pytest
 from hand_records import HAND, NO_ROUNDS, made_run
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 
 from eagle_fsd.evaluation.metrics import summarize
 from eagle_fsd.evaluation.plots import (
@@ -54,6 +56,20 @@ def test_the_legend_names_every_arm():
     # ids that one draws by reference would else be looked up in the other, which may be hidden
     ids, others = (set(re.findall(r'(?:href="|url\()#(\w+)', text)) for text in (svg, other))
     assert ids and others and not ids & others
+
+
+@pytest.mark.parametrize("across", [GAIN, SPEED])
+def test_no_text_lies_outside_of_the_figure(across):
+    """Bug held down: long names of arms were cut off at both ends of the legend."""
+    long = "path,no_repeat=0,ends=0@hybrid:15x4x6,keep=0.1,deepen=0.4"
+    rows = [row | {"line": f"runs/a_name: {long}{row['line']}"} for row in summarize(made_run(8))]
+    rows = [row | {"arm": row["line"]} for row in rows]
+    figure = draw_curves(rows, across)
+    FigureCanvasAgg(figure).draw()
+    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    boxes = [box.get_window_extent() for box in (*texts, *figure.legends)]
+    width, height = figure.bbox.size
+    assert all(0 <= b.x0 and 0 <= b.y0 and b.x1 <= width and b.y1 <= height for b in boxes)
 
 
 def test_captions_claim_what_is_drawn():

@@ -116,9 +116,12 @@ def draw_curves(rows: Sequence[dict], across: str) -> Figure:
         style = {"color": INK, "alpha": 0.25, "lw": 3, "zorder": 0, "drawstyle": "steps-pre"}
         (legend["Pareto front"],) = axes.plot(*np.array(end_N2).T, **style)
     axes.axis(limits)
-    figure.set_size_inches(5.6, 3.6 + 0.2 * len(legend))
+    height = 3.6 + 0.2 * len(legend)
+    figure.set_size_inches(5.6, height)
     # named one by one: by itself matplotlib leaves out labels that begin with _
-    figure.legend(legend.values(), legend.keys(), loc="outside lower center", frameon=False)
+    box = figure.legend(legend.values(), legend.keys(), loc="outside lower center", frameon=False)
+    # constrained layout makes no room across for what is below
+    figure.set_size_inches(max(5.6, box.get_window_extent().width / figure.dpi + 0.1), height)
     return figure
 
 
