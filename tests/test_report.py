@@ -15,6 +15,7 @@ from hand_records import ARMS, TEXT, made_run, write_run
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.evaluation.metrics import by_category, summarize
 from eagle_fsd.evaluation.questions import Question
+from eagle_fsd.evaluation.record_numbers import repetition
 from eagle_fsd.evaluation.report import write_report
 from eagle_fsd.evaluation.report.run_data import RunData, read_run
 from eagle_fsd.evaluation.report.write_report import text_parts
@@ -200,6 +201,10 @@ def test_page_stands_alone_and_trusts_no_text(report_folder, page):
     (run,) = page.data
     assert run["arms"] == list(ARMS) and run["greedy"] and len(run["questions"]) == 4
     assert run["questions"][0]["prompts"] == [TEXT]
+    for question, record in enumerate(made_run()["fsd:0.2"]):
+        (turn,) = run["questions"][question]["answers"][list(ARMS).index("fsd:0.2")]
+        assert turn["repetition"] == repetition(record["turns"][0]["token_ids"])
+    assert "a target repeats itself without any rule" in " ".join(" ".join(page.texts["p"]).split())
     assert TEXT not in (report_folder / "index.html").read_text()
 
 

@@ -107,6 +107,10 @@
     const fuzzy = fuzzyOf([turn]);
     const words = [`${turn.tokens} tokens`, `${fuzzy} fuzzy`];
     if (turn.rounds) words.push(`${turn.rounds.length} rounds`);
+    if (turn.repetition !== undefined) { // not on the page of one answer
+      const plain = shown.question.answers[shown.run.arms.indexOf("plain")]?.[index];
+      words.push(`repetition ${number(turn.repetition, 2)}` + (plain ? ` (plain ${number(plain.repetition, 2)})` : ""));
+    }
     if (turns > 1) words.unshift(`turn ${index + 1}`);
     const line = element("div", { className: "answer" });
     line.append(...(turn.rounds ? tracedTokens(turn, index, column) : recordedTokens(turn)));

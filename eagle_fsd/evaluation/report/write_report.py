@@ -23,6 +23,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.bench import Bench
 from eagle_fsd.evaluation.metrics import METRICS
 from eagle_fsd.evaluation.plots import GAIN, INK, SPEED, caption, line_styles, plot_curves
+from eagle_fsd.evaluation.record_numbers import repetition
 from eagle_fsd.evaluation.report.run_data import RunData
 from eagle_fsd.evaluation.tables import NOTES, cell_text, csv_text, markdown_table, terminal_table
 from eagle_fsd.runs.folder import answer_key, lock_folder
@@ -174,8 +175,9 @@ def pack_answers(run: RunData) -> dict:
 
     question  {id, choice, category, prompts, answers, scores: one an arm, null where it has none}
     answer    [turn]; turn: {parts: see text_parts, tokens, thought: characters at its front, as
-              JavaScript counts them}, and with a trace {first: text, rounds: see TurnTrace,
-              thought: tokens at its front, whose texts by themselves join to another text}
+              JavaScript counts them, repetition: see record_numbers}, and with a trace {first:
+              text, rounds: see TurnTrace, thought: tokens at its front, whose texts by themselves
+              join to another text}
     scores    {scores: name -> value, the scorer's own first, reference: the right answers}
     """
     questions: dict[tuple, dict] = {}
@@ -193,6 +195,7 @@ def pack_answers(run: RunData) -> dict:
                 letters = thought.encode("utf-16-le", errors="surrogatepass")
                 packed = {"parts": text_parts(turn), "tokens": len(turn["token_ids"])}
                 packed["thought"] = len(letters) // 2
+                packed["repetition"] = repetition(turn["token_ids"])
                 if trace := turn.get("trace"):
                     packed |= {"first": trace["first"]["text"], "rounds": trace["rounds"]}
                     packed["thought"] = trace["thought"]
