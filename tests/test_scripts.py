@@ -1,4 +1,4 @@
-"""Scripts of scripts/: what one needs and has not is told in a sentence, before anything is made."""
+"""What a script of scripts/ lacks is told in a sentence, before anything is made."""
 
 import os
 import re
