@@ -19,10 +19,10 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from eagle_fsd.config import BadInput, SamplingConfig, check_known, tree_name
+from eagle_fsd.config import BadInput, SamplingConfig, check_known, nearest, tree_name
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.tree import Drafter, RootDrafter
 from eagle_fsd.decoding.verified import Guard, Rule
@@ -34,6 +34,12 @@ from eagle_fsd.rules.guards import GUARDS
 PLAIN, GENERATE, COMPILED = "plain", "generate", "generate_compiled"
 BY_TRANSFORMERS = (GENERATE, COMPILED)
 NUMBERS = {float: "a number", int: "a whole number"}  # types of fields, in words
+# what an entry of a table builds on, and the methods of which it has one of its own
+KINDS = {
+    "rule": (Rule, ("step", "choose", "begin", "draw")),
+    "guard": (Guard, ("allows",)),
+    "drafter": (DrafterSettings, ("build",)),
+}
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,15 @@ def parse_arm(text: str, *, tree: str = "") -> Arm:
     one that states none."""
     if text in (PLAIN, *BY_TRANSFORMERS):
         return Arm(text, Exact() if text == PLAIN else None)
+    names = (*RULES, PLAIN, *BY_TRANSFORMERS)
+    several = [re.split("[:@]", part)[0] in names for part in text.split(",")]
+    if any(several[1:]):
+        parts = zip(text.split(","), several, strict=True)
+        apart = "".join((" " if begins else ",") + part for part, begins in parts)[1:]
+        raise BadInput(
+            f"arm {text!r} is several: arms are separated by spaces, as in: {apart}; where one is "
+            "taken, give one"
+        )
     rule_text, at, drafter_text = text.partition("@")
     with _about(text):
         rule, guards = _parse(rule_text, RULES, "rule", GUARDS)
@@ -151,6 +166,29 @@ def parse_arms(texts: Sequence[str], *, tree: str = "") -> list[Arm]:
     return list(said)
 
 
+def check_entry(what: str, name: str, kind: object) -> None:
+    """Refuse what is in a table, and no frozen dataclass that arms can state and that does
+    something: a misspelt `step` would make a rule exact without a word."""
+    base, methods = KINDS[what]
+    if not (
+        isinstance(kind, type) and base in kind.__mro__ and is_dataclass(kind) and kind.__hash__
+    ):
+        raise BadInput(f"{what} {name!r} must be a frozen dataclass on {base.__name__}: {kind!r}")
+    for field in fields(kind):
+        if field.type not in (*NUMBERS, str):
+            raise BadInput(
+                f"{what} {name!r}: the type of field {field.name} must be float, int or str, and "
+                f"be there without `from __future__ import annotations`, got {field.type!r}"
+            )
+    own = {name for one in kind.__mro__[: kind.__mro__.index(base)] for name in vars(one)}
+    if own.isdisjoint(methods):
+        meant = next(filter(None, (nearest(each, methods) for each in sorted(own))), "")
+        raise BadInput(
+            f"{what} {name!r} does nothing: {kind.__name__} overrides none of "
+            f"{', '.join(methods)}{meant}"
+        )
+
+
 @contextmanager
 def _about(text: str) -> Iterator[None]:
     """What is refused within is told with the arm's text."""
@@ -170,11 +208,14 @@ def _parse(
     if name not in table and name not in alone:
         check_known(what, name, (*table, *alone))
     check_known(what, name, table)  # plain with fields or a drafter
+    check_entry(what, name, table[name])
     # 1. What may be given, and of which type: the class's fields, the first without its name.
     types = {field.name: field.type for field in fields(table[name])}
     if colon:
         pairs = [f"{next(iter(types), '')}={value}", *pairs]
-    types |= {guard: fields(kind)[0].type for guard, kind in guards.items()}
+    for guard, kind in guards.items():
+        check_entry("guard", guard, kind)
+        types[guard] = fields(kind)[0].type
     # 2. What is given.
     given: dict[str, Any] = {}
     for pair in pairs:

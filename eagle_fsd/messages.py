@@ -31,6 +31,11 @@ def text_of(content: object) -> str:
 def read_messages(prompt: object) -> list[Message]:
     """A user's turn, or a conversation that the assistant is to go on with."""
     given = {"role": "user", "content": prompt} if isinstance(prompt, str) else prompt
+    if isinstance(given, list | tuple) and given and all(isinstance(one, str) for one in given):
+        raise BadInput(
+            f"{len(given)} texts are given where one prompt is answered: call once for each of "
+            "them, as in [generate(model, prompt) for prompt in prompts]"
+        )
     messages = []
     given = given if isinstance(given, list | tuple) else [given]
     for number, message in enumerate(given, start=1):

@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 
+from eagle_fsd.arms import KINDS, check_entry
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.columns import DRAFTS, PLACES
 from eagle_fsd.decoding.divergence import DIVERGENCES
@@ -36,6 +37,8 @@ def load_plugin(path: str) -> None:
             for key in own:
                 if TABLES[kind].get(key) is not own[key]:
                     raise ValueError(f"the {kind} {key!r} is the library's own: take another name")
+            for key in TABLES[kind].keys() - own.keys() if kind in KINDS else ():
+                check_entry(kind, key, TABLES[kind][key])
     except (Exception, SystemExit) as error:  # whatever the user's file raises
         for kind, own in OWN.items():
             TABLES[kind].update(own)

@@ -54,6 +54,7 @@ def test_text_in_the_forms_of_todays_clients():
         (None, "message 1"),
         ([{"role": "system", "content": "Be kind."}], "empty"),
         (" \n\t", "empty"),
+        (["Why?", "Why not?"], "2 texts are given .*call once for each"),
         ([USER, {"role": "assistant", "content": "Sure:"}], "last message"),
         ("a\ud83d", "surrogate"),
     ],

@@ -136,3 +136,45 @@ def test_a_head(target, monkeypatch, tmp_path):
     drafter = EagleDrafter(loaded, target, TreeConfig(7, 3, 3))
     drafted = run(target, drafter, prompt_tokens(9), budget=40)
     assert drafted.tokens == answer(target, "exact").tokens
+
+
+WRONG = [
+    ("rule", {"def step": "def setp"}, "overrides none of step, .*, did you mean step?"),
+    ("rule", {"(frozen=True)": ""}, "must be a frozen dataclass on Rule"),
+    ("rule", {"@dataclass(frozen=True)": ""}, "must be a frozen dataclass on Rule"),
+    ("rule", {"(Rule)": ""}, "must be a frozen dataclass on Rule"),
+    ("rule", {"least: float": "least: complex"}, "type of field least must be float, int or str"),
+    (
+        "rule",
+        {'("raw_prob",)': '("raw_probs",)'},
+        "unknown column 'raw_probs', .*; known: top1.*draft_prob",
+    ),
+    ("rule", {'("raw_prob",)': '("prob",)'}, "reads .*'raw_prob' .*add it to the `columns`"),
+    (
+        "rule",
+        {'("raw_prob",)': '("raw_prob", "top1")', "hit = ": 'tree.value("top1", v); hit = '},
+        "node [0-9]+ has no 'top1', which is of nodes with children",
+    ),
+    ("guard", {"def allows": "def allow"}, "overrides none of allows, did you mean allows?"),
+    ("drafter", {"def build": "def built"}, "overrides none of build, did you mean build?"),
+]
+
+
+@pytest.mark.parametrize(("block", "changes", "told"), WRONG)
+def test_what_is_wrong_with_a_class_is_told(target, monkeypatch, block, changes, told):
+    """Bugs held down: a KeyError, a TypeError or nothing: a rule without its step was exact."""
+    text = BLOCKS[block]
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    monkeypatch.setitem(BLOCKS, block, text)
+    defined = run_block(block)
+    if block == "rule":
+        monkeypatch.setitem(RULES, "likely", defined["Likely"])
+    elif block == "guard":
+        monkeypatch.setitem(GUARDS, "opening", defined["Opening"])
+    else:
+        monkeypatch.setitem(DRAFTERS, "repeat", defined["RepeatSettings"])
+    arm = {"rule": "likely:0.001", "guard": "fsd:0.4,opening=9", "drafter": "exact@repeat:4"}[block]
+    with pytest.raises(BadInput, match=told):
+        answer(target, arm)

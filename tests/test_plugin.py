@@ -58,6 +58,7 @@ REPLACES = "from eagle_fsd.rules import RULES\nRULES['mine'] = RULES['fsd'] = RU
         ("x = (\n", "line 1: SyntaxError"),
         ("x = 1\ncompile('(', 'other', 'exec')\n", "line 2: SyntaxError"),  # another's line
         (REPLACES, "the rule 'fsd' is the library's own"),
+        (BLOCKS["rule"].replace("step", "setp") + BLOCKS["registration"], "did you mean step"),
         (f"{REPLACES}1 / 0\n", "line 3: ZeroDivisionError"),
     ],
 )

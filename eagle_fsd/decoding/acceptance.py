@@ -7,7 +7,8 @@ from functools import cached_property
 
 import torch
 
-from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.config import BadInput, SamplingConfig, check_known
+from eagle_fsd.decoding.columns import DRAFTS, PLACES
 from eagle_fsd.decoding.divergence import DIVERGENCES
 from eagle_fsd.decoding.sampling import no_numbers
 from eagle_fsd.decoding.tree import Drafter, DraftTree
@@ -61,6 +62,7 @@ class Policy:
                 "guards go with this rule at temperature 0 only: above it the rule weighs all "
                 "drafts, and a guard would leave some out"
             )
+        _ = self.columns  # that there are such
         self.rule.check(self.sampling, drafter)
 
     def begin(self) -> "Policy":
@@ -73,6 +75,8 @@ class Policy:
         names = ["regret", *self.rule.columns]
         names += [name for guard in self.guards for name in guard.columns]
         names += ["supported"] if self.sampling.filters else []
+        for name in names:
+            check_known("column", name, PLACES | DRAFTS)
         return list(dict.fromkeys(names))
 
     @cached_property

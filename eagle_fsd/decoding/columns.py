@@ -20,7 +20,10 @@ a function and an entry in one of the two tables.
     draft_logit    the drafter's raw logit of the token; Q, its distribution, is their softmax
     draft_prob     Q(token)
 
-Where the drafter has no distribution, columns that ask for it are NaN.
+Q, and so every column that asks for it, is NaN where the drafter has no distribution after the
+draft's parent: for all drafts of an ngram tree, and in a hybrid tree for those looked up in the
+text that stand below a draft which the head did not expand. Comparisons with NaN are false, so that
+`q >= 0.1` turns such a draft down and `not q < 0.1` takes it.
 
 Axes: M places, which are rows of logits; C drafts behind them; E rows of the drafter; V vocabulary,
 R draft vocabulary.

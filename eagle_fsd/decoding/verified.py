@@ -16,7 +16,7 @@ from typing import ClassVar, TypeVar
 
 import torch
 
-from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.config import BadInput, SamplingConfig, check_known
 from eagle_fsd.decoding.columns import DRAFTS, PLACES, Rows
 from eagle_fsd.decoding.sampling import inverse_cdf
 from eagle_fsd.decoding.tree import Drafter, DraftTree
@@ -73,8 +73,19 @@ class VerifiedTree:
                 self.children[parent].append(node)
 
     def value(self, column: str, node: int) -> float:
-        """A KeyError if neither the rule nor a guard names the column."""
-        return self.values[column][node]
+        """BadInput says what is missing where a rule reads a column that it has not named, or one
+        that has no value at the node."""
+        try:
+            return self.values[column][node]
+        except KeyError:
+            check_known("column", column, PLACES | DRAFTS)
+            if column not in self.values:
+                raise BadInput(
+                    f"a rule or guard reads the column {column!r} and does not name it: add it to "
+                    "the `columns` of its class"
+                ) from None
+            of = "nodes with children" if column in PLACES else "drafts, which the root is not"
+            raise BadInput(f"node {node} has no {column!r}, which is of {of}") from None
 
     def exact(self, v: int) -> tuple[int, float]:
         if v not in self._exact:
@@ -220,8 +231,8 @@ class Rule:
     """Chooses the accepted path of a verified tree; the exact token of its last node follows it.
 
     A rule is a frozen dataclass whose fields are its parameters, the first of them the value in an
-    arm's text (`fsd:0.3`); it names `columns` and has a `step`, or a `choose` of its own. Without
-    either it is exact.
+    arm's text (`fsd:0.3`); it names `columns` and has a `step`, or a `choose` of its own. One in
+    RULES that has neither, nor a `begin` or a `draw`, is refused (arms.check_entry).
 
     Attributes:
         columns: names in PLACES or DRAFTS (columns.py) that it reads; a property may give them.
