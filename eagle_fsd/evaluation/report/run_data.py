@@ -173,8 +173,8 @@ class RunData:
         return (
             f"{len(self.disturbed)} of {turns} turns took more than {DISTURBED:g} times as long as "
             f"their neighbours, as where something else on the machine is at work: "
-            f"{'; '.join(named)}. Read the speeds' medians, or make these answers again by the "
-            "same command with --retime"
+            f"{'; '.join(named)}. Read the speeds' medians, or make these answers again: "
+            f"evaluate/{self.options.get('command', 'mt_bench')}.py as before, with --retime"
         )
 
     def noise_note(self) -> str:
