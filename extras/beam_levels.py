@@ -145,7 +145,7 @@ def parted(beams: list[Beam]) -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     model = eagle_fsd.load("smollm2", dtype="float32", keep_stock=True)
-    questions = spread(read_questions(), PROMPTS)
+    questions = spread(read_questions(""), PROMPTS)
     print([q.question_id for q in questions])
     for K in map(int, sys.argv[1:]):
         found = []
