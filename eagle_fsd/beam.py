@@ -1,0 +1,284 @@
+"""Beam search in which every beam has a draft tree, and all trees are verified in one forward.
+
+AtSpeed's strict rule (arXiv 2410.05165): a round goes down its trees level by level, as long as all
+of the target's own K best continuations are drafted. At the first level where one is not, it ends
+with exactly those K, so the answer is that of `generate(num_beams=K)`. What beam search saves by
+drafts here, and what it does not: results/beam.
+
+The beams have most of their text in common, which is committed as the loop's is. Behind that stands
+one tree, whose first nodes are what the beams hold beside it; their cache rows are kept too.
+
+Axes: B live beams, P nodes that are run and kept, N nodes of a round, V vocabulary, F features.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from os.path import commonprefix
+
+import torch
+
+from eagle_fsd.arms import PLAIN, parse_arm
+from eagle_fsd.config import BadInput, SamplingConfig, check_between, check_least, check_numbers
+from eagle_fsd.decoding.loop import StopConfig, check_request
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.drafters.growing import GrowingDrafter
+from eagle_fsd.messages import Message
+from eagle_fsd.models.loaded import Model
+
+ARMS = ("exact", PLAIN)
+
+
+@dataclass(frozen=True)
+class BeamConfig:
+    """As in transformers' GenerationConfig, but for `share`.
+
+    Attributes:
+        beams: K, `num_beams` there.
+        length_penalty: a finished beam's score is its log-probability over length^length_penalty.
+        early_stopping: True ends the search with the K-th finished beam; False once the best live
+            one, were it finished now, would not be among the K best; "never" does so too, but for
+            length penalties above 0 as if it could have the whole budget's length.
+        share: of the K best continuations those that are not drafted are dropped where the others
+            hold at least this share of the K's probability, and the round goes on with fewer
+            beams, until its next level has K again. 1 drops none: exact beam search.
+    """
+
+    beams: int = 4
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    share: float = 1.0
+
+    def __post_init__(self):
+        check_numbers(self, beams=Integral, length_penalty=Real, share=Real)
+        check_least(self, beams=1)
+        check_between(0, 1, share=self.share)
+        if self.early_stopping not in (True, False, "never"):
+            raise BadInput(
+                f"early_stopping must be True, False or 'never', got {self.early_stopping!r:.200}"
+            )
+
+
+@dataclass
+class BeamAnswer:
+    """The best finished beam.
+
+    Attributes:
+        tokens: with its stop token, if it has one.
+        score: its log-probability over length^length_penalty.
+        logp: its log-probability, in nats, the sum over its tokens.
+        rounds: forwards of the target after prefill.
+        levels: how many tokens the live beams had when the search ended, which go on while a
+            finished one may be beaten.
+    """
+
+    tokens: list[int]
+    score: float
+    logp: float
+    rounds: int
+    levels: int
+    text: str = ""
+
+    @property
+    def forwards_per_token(self) -> float:
+        """Forwards after prefill, by levels after the first, which prefill gives; without drafts
+        1. NaN where there are none."""
+        return self.rounds / (self.levels - 1) if self.levels > 1 else float("nan")
+
+
+def check_beams(arm: str, sampling: SamplingConfig | None = None) -> None:
+    """Refuse, before anything is loaded, what beam search has no meaning for."""
+    chosen = parse_arm(arm)
+    known = chosen.kind in ARMS and not chosen.guards
+    sampled = getattr(chosen.drafter, "samples", False) or (sampling and sampling.temperature > 0)
+    if not known or sampled:
+        raise BadInput(
+            f"beam search takes exact and plain alone, at temperature 0 and without sampled drafts,"
+            f" got {arm!r}: its answer is the target's own best text"
+        )
+
+
+def beam_search(
+    model: Model,
+    prompt: str | list[Message],
+    *,
+    beams: int = BeamConfig.beams,
+    arm: str = "exact",
+    max_new_tokens: int = StopConfig.max_new_tokens,
+    length_penalty: float = BeamConfig.length_penalty,
+    early_stopping: bool | str = BeamConfig.early_stopping,
+    share: float = BeamConfig.share,
+) -> BeamAnswer:
+    """Answer a prompt by beam search; see BeamConfig.
+
+    Args:
+        prompt: a user turn, or messages with role and content.
+        arm: "exact", with a tree or not, such as "exact@eagle:15x4x6" for 15 drafts a beam, or
+            "plain": without drafts.
+
+    BadInput: of other arms; of targets with recurrent layers; where the template has stop strings.
+
+    Example:
+        >>> model = eagle_fsd.load("smollm2")
+        >>> answer = eagle_fsd.beam_search(model, "Why is the sky blue?", beams=4)
+        >>> print(answer.text, answer.score, answer.forwards_per_token)
+    """
+    check_beams(arm)
+    config = BeamConfig(beams, length_penalty, early_stopping, share)
+    stop = model.stop(max_new_tokens)
+    if stop.strings:
+        raise BadInput(f"beam search ends at stop tokens alone, not at strings: {stop.strings!r}")
+    drafter = parse_arm(arm).build_drafter(model)
+    answer = search(model.target, drafter, model.prompt_ids(prompt), stop, config)
+    answer.text = model.text(answer.tokens)
+    return answer
+
+
+@dataclass
+class Scorer:
+    """transformers' beam scorer (GenerationMixin._beam_search, 5.23), a level at a time.
+
+    Attributes:
+        beams, logp_B: the live ones, best first: their tokens, of one length, and their
+            log-probabilities, float32.
+        finished: (score, log-probability, tokens) of the K best, best first.
+        over: nothing that is live could change what is returned.
+    """
+
+    config: BeamConfig
+    stop: StopConfig
+    beams: list[tuple[int, ...]] = field(default_factory=lambda: [()])
+    logp_B: torch.Tensor = field(default_factory=lambda: torch.zeros(1))
+    finished: list[tuple[float, float, tuple[int, ...]]] = field(default_factory=list)
+    length: int = 0
+    over: bool = False
+
+    def step(self, logits_BV: torch.Tensor) -> list[int]:
+        """From the logits behind every live beam to the next level's, of which the parents are
+        returned."""
+        K, ends, budget = self.config.beams, self.stop.token_ids, self.stop.max_new_tokens
+        logp_BV = torch.log_softmax(logits_BV, dim=-1, dtype=torch.float32)
+        logp_BV = logp_BV + self.logp_B.to(logp_BV.device)[:, None]
+        # so many that K live ones are among them
+        best = logp_BV.flatten().topk(max(2, 1 + len(ends)) * K)
+        logp_C, self.length = best.values.cpu(), self.length + 1
+        score_C = self._score(logp_C, self.length).tolist()
+        live: list[tuple[int, int, tuple[int, ...]]] = []  # rank, parent, tokens
+        for rank, place in enumerate(best.indices.tolist()):
+            parent, token = divmod(place, logp_BV.shape[1])
+            tokens = (*self.beams[parent], token)
+            if token not in ends and self.length < budget:
+                live.append((rank, parent, tokens))
+            elif rank < K:
+                self.finished.append((score_C[rank], logp_C[rank].item(), tokens))
+        self.finished = sorted(self.finished, key=lambda one: -one[0])[:K]
+        live = live[:K]
+        self.beams = [tokens for *_, tokens in live]
+        self.logp_B = logp_C[[rank for rank, *_ in live]]
+        self.over = not live or (len(self.finished) == K and not self._can_improve())
+        return [parent for _, parent, _ in live]
+
+    def keep(self, place_B: list[int]) -> None:
+        """Drop the other live beams."""
+        self.beams, self.logp_B = [self.beams[place] for place in place_B], self.logp_B[place_B]
+
+    def _score(self, logp: torch.Tensor, length: int) -> torch.Tensor:
+        return logp / length**self.config.length_penalty
+
+    def _can_improve(self) -> bool:
+        early, length = self.config.early_stopping, self.length
+        if early == "never" and self.config.length_penalty > 0:
+            length = self.stop.max_new_tokens
+        best = self._score(self.logp_B[0], length).item()
+        return early is not True and best > self.finished[-1][0]
+
+
+@torch.inference_mode()
+def search(
+    target: Target, drafter: object, prompt: Sequence[int], stop: StopConfig, config: BeamConfig
+) -> BeamAnswer:
+    """The search itself, over token ids. A drafter that grows no trees of a model (GrowingDrafter)
+    may be plain decoding's alone, which drafts nothing."""
+    check_request(target, prompt, stop)
+    grows = isinstance(drafter, GrowingDrafter)
+    if target.has_states:
+        raise BadInput("beam search keeps rows of a cache, which recurrent layers do not have")
+    if drafter.max_nodes > 1 and not grows:
+        raise BadInput("beam search drafts with a head or a draft model alone, not from the text")
+    if max(2, 1 + len(stop.token_ids)) * config.beams > target.vocab_size:
+        raise BadInput(
+            f"{config.beams} beams ask for more continuations than the vocabulary of "
+            f"{target.vocab_size} has: take fewer"
+        )
+    L, device, scorer, rounds = len(prompt), target.device, Scorer(config, stop), 0
+    with target.turn():
+        target.start(L + config.beams * (stop.max_new_tokens + drafter.max_nodes))
+        # 1. Prefill gives the first level. All beams have the prompt's last token, which is run:
+        #    it is the tree's root. Kept nodes are token_P, parent_P and their features; at_B is
+        #    the node that each live beam's last token, which is not run, stands behind.
+        logits_V, features_LF = target.prefill(torch.tensor(prompt, device=device))
+        if grows:
+            drafter.reset(L + stop.max_new_tokens, prompt[0])
+            if L > 1:
+                drafter.observe(features_LF[:-1], prompt[1:])
+        target.cache.committed -= 1
+        token_P, parent_P, features_PF = [prompt[-1]], [0], features_LF[-1:]
+        at_B = scorer.step(logits_V[None])  # all 0
+        while not scorer.over:
+            # 2. The tree: the kept nodes, each beam's last token, and below that its drafts.
+            P, B = len(token_P), len(at_B)
+            tokens, parents = token_P + [beam[-1] for beam in scorer.beams], parent_P + at_B
+            for end in range(P, P + B) if grows else ():
+                path = _path(end, parents)
+                drafts = drafter.propose_behind(
+                    features_PF[path[:-1]], [tokens[node] for node in path[1:]]
+                )
+                shift = len(tokens) - 1
+                tokens += drafts.token_N.tolist()[1:]
+                parents += [shift + p if p else end for p in drafts.parent_N.tolist()[1:]]
+            tree = DraftTree.from_parents(tokens, parents, device=device)
+            logits_NV, features_NF = target.verify(tree, known=P)
+            rounds += 1
+            # 3. Level by level, as long as all of the next beams are drafted.
+            node_of = {place: node for node, place in enumerate(zip(parents, tokens, strict=True))}
+            node_B: list[int | None] = list(range(P, P + B))
+            while None not in node_B:
+                parent_B = scorer.step(logits_NV[[node - P for node in node_B]])
+                if scorer.over:
+                    break
+                at_B = [node_B[parent] for parent in parent_B]
+                last_B = [beam[-1] for beam in scorer.beams]
+                node_B = [node_of.get(place) for place in zip(at_B, last_B, strict=True)]
+                there = [place for place, node in enumerate(node_B) if node is not None]
+                held = scorer.logp_B.softmax(0)[there].sum() if len(there) < len(node_B) else 1
+                if config.share < 1 and len(there) < len(node_B) and held >= config.share:
+                    scorer.keep(there)
+                    at_B, node_B = [[nodes[i] for i in there] for nodes in (at_B, node_B)]
+            if scorer.over:
+                break
+            # 4. What all beams have in common is committed but for its last node, the next root;
+            #    that and what some of them have are the kept nodes. All others are dropped.
+            paths = [_path(node, parents) for node in at_B]
+            common = commonprefix(paths)
+            kept = [common[-1], *sorted({*sum(paths, [])} - {*common})]
+            node_A = torch.tensor([*common[:-1], *kept], device=device)
+            target.commit(node_A, uncommitted=len(kept))
+            features_NF = torch.cat([features_PF, features_NF])
+            if grows and len(common) > 1:
+                drafter.observe(features_NF[common[:-1]], [tokens[node] for node in common[1:]])
+            place_of = {node: place for place, node in enumerate(kept)}
+            token_P, features_PF = [tokens[node] for node in kept], features_NF[kept]
+            parent_P = [0, *(place_of[parents[node]] for node in kept[1:])]
+            at_B = [place_of[node] for node in at_B]
+        target.close()
+    score, logp, answer = scorer.finished[0]
+    return BeamAnswer(list(answer), score, logp, rounds, scorer.length)
+
+
+def _path(node: int, parents: list[int]) -> list[int]:
+    """From the root to a node."""
+    path = [node]
+    while path[-1]:
+        path.append(parents[path[-1]])
+    return path[::-1]
