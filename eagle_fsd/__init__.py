@@ -27,7 +27,11 @@ from importlib import import_module
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 
 LAZY = dict.fromkeys(["Answer", "Model", "generate", "load", "stream"], "api")
-LAZY |= {"custom_generate": "transformers_generate", "embedded_target": "models.assets"}
+LAZY |= {
+    "beam_search": "beam",
+    "custom_generate": "transformers_generate",
+    "embedded_target": "models.assets",
+}
 __all__ = ["BadInput", "SamplingConfig", "TreeConfig", *LAZY]
 
 
