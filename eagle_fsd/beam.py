@@ -11,6 +11,7 @@ one tree, whose first nodes are what the beams hold beside it; their cache rows 
 Axes: B live beams, P nodes that are run and kept, N nodes of a round, V vocabulary, F features.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -21,13 +22,13 @@ import torch
 from eagle_fsd.arms import PLAIN, parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig, check_between, check_least, check_numbers
 from eagle_fsd.decoding.loop import StopConfig, check_request
+from eagle_fsd.decoding.sampling import no_numbers
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.decoding.tree import Drafter, DraftTree
 from eagle_fsd.drafters.growing import GrowingDrafter
+from eagle_fsd.drafters.settings import SampledTree
 from eagle_fsd.messages import Message
 from eagle_fsd.models.loaded import Model
-
-ARMS = ("exact", PLAIN)
 
 
 @dataclass(frozen=True)
@@ -88,15 +89,17 @@ class BeamAnswer:
 
 
 def check_beams(arm: str, sampling: SamplingConfig | None = None) -> None:
-    """Refuse, before anything is loaded, what beam search has no meaning for."""
+    """Refuse, before anything is loaded, arms and sampling that beam search has no meaning for."""
     chosen = parse_arm(arm)
-    known = chosen.kind in ARMS and not chosen.guards
-    sampled = getattr(chosen.drafter, "samples", False) or (sampling and sampling.temperature > 0)
-    if not known or sampled:
+    grown = isinstance(chosen.drafter, SampledTree) and not chosen.drafter.samples
+    exact = chosen.kind == "exact" and not chosen.guards
+    if chosen.text != PLAIN and not (exact and grown):
         raise BadInput(
-            f"beam search takes exact and plain alone, at temperature 0 and without sampled drafts,"
-            f" got {arm!r}: its answer is the target's own best text"
+            f"beam search gives the target's own best text, got arm {arm!r}: take plain, or exact "
+            "with trees of a head or a draft model, which are not sampled"
         )
+    if sampling and sampling.temperature > 0:
+        raise BadInput(f"beam search does not sample, got temperature {sampling.temperature}")
 
 
 def beam_search(
@@ -114,8 +117,8 @@ def beam_search(
 
     Args:
         prompt: a user turn, or messages with role and content.
-        arm: "exact", with a tree or not, such as "exact@eagle:15x4x6" for 15 drafts a beam, or
-            "plain": without drafts.
+        arm: "exact", with a tree or not, such as "exact@eagle:15x4x6" for 15 drafts a beam; or
+            "plain", without drafts, which takes less time on a CPU (results/beam).
 
     BadInput: of other arms; of targets with recurrent layers; where the template has stop strings.
 
@@ -163,6 +166,8 @@ class Scorer:
         # so many that K live ones are among them
         best = logp_BV.flatten().topk(max(2, 1 + len(ends)) * K)
         logp_C, self.length = best.values.cpu(), self.length + 1
+        if not math.isfinite(logp_C[0]):  # a NaN is ranked above all numbers
+            raise no_numbers(f"after {self.length - 1} tokens of the beams")
         score_C = self._score(logp_C, self.length).tolist()
         live: list[tuple[int, int, tuple[int, ...]]] = []  # rank, parent, tokens
         for rank, place in enumerate(best.indices.tolist()):
@@ -178,6 +183,11 @@ class Scorer:
         self.logp_B = logp_C[[rank for rank, *_ in live]]
         self.over = not live or (len(self.finished) == K and not self._can_improve())
         return [parent for _, parent, _ in live]
+
+    def can_do_with(self, place_B: list[int]) -> bool:
+        """Whether the other live beams may be dropped: see BeamConfig.share."""
+        some = 0 < len(place_B) < len(self.beams) and self.config.share < 1
+        return some and self.logp_B.softmax(0)[place_B].sum().item() >= self.config.share
 
     def keep(self, place_B: list[int]) -> None:
         """Drop the other live beams."""
@@ -196,33 +206,34 @@ class Scorer:
 
 @torch.inference_mode()
 def search(
-    target: Target, drafter: object, prompt: Sequence[int], stop: StopConfig, config: BeamConfig
+    target: Target, drafter: Drafter, prompt: Sequence[int], stop: StopConfig, config: BeamConfig
 ) -> BeamAnswer:
-    """The search itself, over token ids. A drafter that grows no trees of a model (GrowingDrafter)
-    may be plain decoding's alone, which drafts nothing."""
-    check_request(target, prompt, stop)
+    """The search itself, over token ids, with a GrowingDrafter or one that drafts nothing."""
     grows = isinstance(drafter, GrowingDrafter)
+    assert drafter.max_nodes == 1 or (grows and not drafter.samples), drafter
+    check_request(target, prompt, stop)
     if target.has_states:
-        raise BadInput("beam search keeps rows of a cache, which recurrent layers do not have")
-    if drafter.max_nodes > 1 and not grows:
-        raise BadInput("beam search drafts with a head or a draft model alone, not from the text")
+        raise BadInput(
+            "beam search keeps cache rows of several beams, which recurrent layers do not have: "
+            "take a target of attention alone"
+        )
     if max(2, 1 + len(stop.token_ids)) * config.beams > target.vocab_size:
         raise BadInput(
             f"{config.beams} beams ask for more continuations than the vocabulary of "
             f"{target.vocab_size} has: take fewer"
         )
-    L, device, scorer, rounds = len(prompt), target.device, Scorer(config, stop), 0
+    device, scorer, rounds = target.device, Scorer(config, stop), 0
     with target.turn():
-        target.start(L + config.beams * (stop.max_new_tokens + drafter.max_nodes))
-        # 1. Prefill gives the first level. All beams have the prompt's last token, which is run:
-        #    it is the tree's root. Kept nodes are token_P, parent_P and their features; at_B is
-        #    the node that each live beam's last token, which is not run, stands behind.
+        target.start(len(prompt) + config.beams * (stop.max_new_tokens + drafter.max_nodes))
+        # 1. Prefill gives the first level. All beams share the prompt's last token, which is run:
+        #    it is the root. The kept nodes are token_P, parent_P and features_PF; at_B says behind
+        #    which of them the last token of each live beam stands, which is not run.
         logits_V, features_LF = target.prefill(torch.tensor(prompt, device=device))
-        if grows:
-            drafter.reset(L + stop.max_new_tokens, prompt[0])
-            if L > 1:
-                drafter.observe(features_LF[:-1], prompt[1:])
         target.cache.committed -= 1
+        if grows:
+            drafter.reset(len(prompt) + stop.max_new_tokens, prompt[0])
+        if grows and len(prompt) > 1:
+            drafter.observe(features_LF[:-1], prompt[1:])
         token_P, parent_P, features_PF = [prompt[-1]], [0], features_LF[-1:]
         at_B = scorer.step(logits_V[None])  # all 0
         while not scorer.over:
@@ -231,9 +242,8 @@ def search(
             tokens, parents = token_P + [beam[-1] for beam in scorer.beams], parent_P + at_B
             for end in range(P, P + B) if grows else ():
                 path = _path(end, parents)
-                drafts = drafter.propose_behind(
-                    features_PF[path[:-1]], [tokens[node] for node in path[1:]]
-                )
+                behind = [tokens[node] for node in path[1:]]
+                drafts = drafter.propose_behind(features_PF[path[:-1]], behind)
                 shift = len(tokens) - 1
                 tokens += drafts.token_N.tolist()[1:]
                 parents += [shift + p if p else end for p in drafts.parent_N.tolist()[1:]]
@@ -245,28 +255,27 @@ def search(
             node_B: list[int | None] = list(range(P, P + B))
             while None not in node_B:
                 parent_B = scorer.step(logits_NV[[node - P for node in node_B]])
+                at_B = [node_B[parent] for parent in parent_B]
                 if scorer.over:
                     break
-                at_B = [node_B[parent] for parent in parent_B]
                 last_B = [beam[-1] for beam in scorer.beams]
                 node_B = [node_of.get(place) for place in zip(at_B, last_B, strict=True)]
-                there = [place for place, node in enumerate(node_B) if node is not None]
-                held = scorer.logp_B.softmax(0)[there].sum() if len(there) < len(node_B) else 1
-                if config.share < 1 and len(there) < len(node_B) and held >= config.share:
-                    scorer.keep(there)
-                    at_B, node_B = [[nodes[i] for i in there] for nodes in (at_B, node_B)]
+                drafted = [place for place, node in enumerate(node_B) if node is not None]
+                if scorer.can_do_with(drafted):
+                    scorer.keep(drafted)
+                    at_B, node_B = [[nodes[i] for i in drafted] for nodes in (at_B, node_B)]
             if scorer.over:
                 break
-            # 4. What all beams have in common is committed but for its last node, the next root;
-            #    that and what some of them have are the kept nodes. All others are dropped.
+            # 4. What all beams share is committed, but for its last node, the next root. That, and
+            #    what only some of them have, are the kept nodes; all others are dropped.
             paths = [_path(node, parents) for node in at_B]
-            common = commonprefix(paths)
-            kept = [common[-1], *sorted({*sum(paths, [])} - {*common})]
-            node_A = torch.tensor([*common[:-1], *kept], device=device)
+            shared = commonprefix(paths)
+            kept = [shared[-1], *sorted({*sum(paths, [])} - {*shared})]
+            node_A = torch.tensor([*shared[:-1], *kept], device=device)
             target.commit(node_A, uncommitted=len(kept))
             features_NF = torch.cat([features_PF, features_NF])
-            if grows and len(common) > 1:
-                drafter.observe(features_NF[common[:-1]], [tokens[node] for node in common[1:]])
+            if grows and len(shared) > 1:
+                drafter.observe(features_NF[shared[:-1]], [tokens[node] for node in shared[1:]])
             place_of = {node: place for place, node in enumerate(kept)}
             token_P, features_PF = [tokens[node] for node in kept], features_NF[kept]
             parent_P = [0, *(place_of[parents[node]] for node in kept[1:])]
