@@ -1,0 +1,217 @@
+"""What a model that no acceptance rule sees says of the answers of runs.
+
+    python extras/reader.py runs/mt_bench_80 [runs/more ...] --output runs/reader
+
+Regret is measured under the target, and a rule such as `path` chooses what has least of it; so
+whether its answers are better is asked of a base model of another family (extras/gemma.py). It
+reads every answer as plain text behind the dialogue before it, the second answer behind the arm's
+own first one, and gives its log-probability: a character, since models differ in their tokens. That
+an answer ends is not scored. A higher number means a more usual text, not a truer one.
+
+A text that loops is likely under any model. So beside the whole answer's number stands that of what
+is new in it, without the tokens of 4-grams that stood before in the answer; and the repetition.
+
+The first run holds the `plain` that the arms of all runs are compared with, question by question;
+of each run those questions count that all its arms have answered. What was read is kept in the
+output folder: the same command goes on, with a run that has grown too.
+"""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+from gemma import NAME, NOTICE, gemma_folder, read_dialogue
+from scipy.stats import spearmanr
+from tqdm import tqdm
+
+from eagle_fsd.arms import PLAIN, parse_arm
+from eagle_fsd.cli import ended_by
+from eagle_fsd.config import BadInput
+from eagle_fsd.evaluation.curves import GAIN
+from eagle_fsd.evaluation.metrics import Questions, difference, shared_questions
+from eagle_fsd.evaluation.record_numbers import Record, RecordNumber, answers, of_turns, repeated
+from eagle_fsd.evaluation.report.run_data import RunData, read_run
+from eagle_fsd.evaluation.tables import Column, columns, markdown_table
+from eagle_fsd.models.load import load_target, training_dtype
+from eagle_fsd.plugin import load_plugin
+from eagle_fsd.runs.folder import lock_folder
+from eagle_fsd.runs.jsonl import append_lines, read_lines, write_file, write_json
+from eagle_fsd.runs.provenance import digest
+from eagle_fsd.stats import rate_interval
+
+NOTES = (
+    f"Read by {NAME}. {NOTICE}. logp/character: log-probability in nats over characters, and of "
+    "what is new in the answers; repetition: share of an answer's 4-grams that stood before in it; "
+    "gain: tokens/round over exact with the same drafter. Differences are paired over questions, "
+    "in brackets with 95 % intervals, in parentheses with what a test at 5 % finds with power "
+    "80 %. Correlations: Spearman's, over lossy arms, of regret/token with the logp/character that "
+    "was lost to plain. Path against others: the arm of path whose gain is nearest, if "
+    "it is within 0.05."
+)
+NEAR = 0.05  # gains that are compared as equal
+
+
+def read_answers(records: Iterable[Record], model: str, kept: Path, *, dtype: str) -> None:
+    """Put into every turn what the model says of it, as turn["reader"]. Dialogues are kept by their
+    text, and read once where arms have made the same."""
+    rows = read_lines(kept, repair=True) if kept.exists() else []
+    known = {row["dialogue"]: row["turns"] for row in rows}
+    by_text: dict[str, list[Record]] = {}
+    for record in records:
+        by_text.setdefault(digest(_pieces(record)), []).append(record)
+    if unread := [key for key in by_text if key not in known]:
+        target, tokenizer = load_target(model, dtype=dtype)
+        for key in tqdm(unread, "reading", unit="dialogue"):
+            known[key] = read_dialogue(target.model, tokenizer, _pieces(by_text[key][0]))
+            append_lines(kept, [{"dialogue": key, "turns": known[key]}])
+    for key, same in by_text.items():
+        for record in same:
+            for turn, said in zip(record["turns"], known[key], strict=True):
+                turn["reader"] = said
+
+
+def _pieces(record: Record) -> list[tuple[str, str]]:
+    return [(turn["prompt"], turn["text"]) for turn in record["turns"]]
+
+
+# --- the comparison -------------------------------------------------------------------------------
+
+
+def _said(key: str) -> RecordNumber:
+    return of_turns(lambda turn: turn["reader"][key])
+
+
+LOGP, NEW, REPETITION = "logp_per_character", "new_logp_per_character", "repetition"
+MEASURED = {  # numerator and denominator of a question
+    LOGP: (_said("logp"), _said("characters")),
+    NEW: (_said("new_logp"), _said("new_characters")),
+    REPETITION: (repeated, answers),
+}
+
+
+def rates(records: Iterable[Record], name: str) -> list[tuple[float, float]]:
+    above, below = MEASURED[name]
+    return [(above(record), below(record)) for record in records]
+
+
+def less(mine: Questions, theirs: Questions, named: str) -> dict:
+    """NAME_minus_NAMED by MEASURED, paired, over the questions that both have answered."""
+
+    def asked(record: Record) -> list[str]:
+        return [turn["prompt"] for turn in record["turns"]]
+
+    both = [q for q in mine if q in theirs and asked(mine[q]) == asked(theirs[q])]
+    if not both:
+        raise BadInput("two of the runs have no question in common: name others")
+    row = {"questions": len(both)}
+    for name in MEASURED:
+        sides = (rates([side[q] for q in both], name) for side in (mine, theirs))
+        row[f"{name}_minus_{named}"] = difference(*sides)
+    # no interval of it is known that holds (evaluation/metrics.py)
+    row[f"{REPETITION}_minus_{named}"] = row[f"{REPETITION}_minus_{named}"]["value"]
+    return row
+
+
+def compare_arms(runs: list[RunData], answered: list[dict[str, Questions]]) -> list[dict]:
+    """A row for every arm of every run, with its difference to the first run's plain."""
+    if PLAIN not in answered[0]:
+        raise BadInput(f"{runs[0].name} has no arm plain: name first the run that has it")
+    rows = []
+    for run, shared in zip(runs, answered, strict=True):
+        for made in run.rows:
+            mine = shared[made["arm"]]
+            row = {"run": Path(run.name).name, "arm": made["arm"], "gain": made[GAIN]["value"]}
+            # under another target it is another measure
+            same = run.target == runs[0].target
+            row["regret_per_token"] = made["regret_per_token"]["value"] if same else None
+            row[LOGP] = rate_interval(rates(mine.values(), LOGP))
+            row[REPETITION] = made[REPETITION]["value"]
+            rows.append(row | less(mine, answered[0][PLAIN], PLAIN))
+    return rows
+
+
+def correlate(lossy: list[dict]) -> list[dict]:
+    """Spearman's rank correlation, over arms, of regret with what the log-probability lost: of all
+    drafters' together, and of each drafter's."""
+    groups: dict[str, list[dict]] = {}
+    for row in lossy:
+        for group in ("all", row["arm"].partition("@")[2] or "the default one"):
+            groups.setdefault(group, []).append(row)
+    found = []
+    for group, rows in groups.items():
+        regrets = [row["regret_per_token"] for row in rows]
+        for_group = {"drafter": group, "arms": len(rows), LOGP: None, NEW: None}
+        for name in (LOGP, NEW) if len(rows) > 2 else ():
+            lost = [-row[f"{name}_minus_plain"]["value"] for row in rows]
+            for_group[name] = float(spearmanr(regrets, lost).statistic)
+        found.append(for_group)
+    return found
+
+
+def against_path(lossy: list[dict], shared: dict[str, Questions]) -> list[dict]:
+    """A row for every arm of another rule: the arm of `path` with the same drafter and guards whose
+    gain is nearest, if within NEAR, and its difference to the other, question by question."""
+    arms, found = {row["arm"]: parse_arm(row["arm"]) for row in lossy}, []
+    for row in lossy:
+        other = arms[row["arm"]]
+        alike = [
+            mine
+            for mine in lossy
+            if arms[mine["arm"]].kind == "path" != other.kind
+            and arms[mine["arm"]].drafter == other.drafter
+            and arms[mine["arm"]].guards == other.guards
+        ]
+        path = min(alike, key=lambda mine: abs(mine["gain"] - row["gain"]), default=None)
+        if path and abs(path["gain"] - row["gain"]) <= NEAR:
+            pair = {"path": path["arm"], "other": row["arm"]}
+            for key in ("gain", "regret_per_token"):
+                pair |= {f"{key}_of_path": path[key], f"{key}_of_other": row[key]}
+            found.append(pair | less(shared[path["arm"]], shared[row["arm"]], "other"))
+    return found
+
+
+def _gaps(named: str) -> list[Column]:
+    forms = {LOGP: "+.4f", NEW: "+.4f", REPETITION: "+.3f"}
+    return columns(**{f"{name}_minus_{named}": form for name, form in forms.items()})
+
+
+def compare(folders: list[Path], output: Path, plugin: str) -> None:
+    """Read what is unread, then write and print the tables."""
+    if plugin:
+        load_plugin(plugin)
+    runs, dtype = [read_run(folder) for folder in folders], training_dtype("cpu")
+    with lock_folder(output):
+        records = [record for run in runs for record in run.all_records]
+        read_answers(records, str(gemma_folder()), output / f"{NAME}-{dtype}.jsonl", dtype=dtype)
+        answered = [shared_questions(run.records) for run in runs]
+        rows = compare_arms(runs, answered)
+        lossy = [row for row in rows[: len(answered[0])] if row["regret_per_token"] and row["gain"]]
+        found = {"arms": rows, "correlations": correlate(lossy)}
+        found["path_against_others"] = against_path(lossy, answered[0])
+        write_json(
+            output / "reader.json", {"reader": NAME, "dtype": dtype, "notice": NOTICE} | found
+        )
+        tables = {
+            "Arms": columns(run="s", arm="s", questions="d", gain=".2f", regret_per_token=".4f")
+            + columns(**{LOGP: ".4f", REPETITION: ".3f"})
+            + _gaps(PLAIN),
+            "Correlations": columns(**{"drafter": "s", "arms": "d", LOGP: "+.2f", NEW: "+.2f"}),
+            "Path against others": columns(path="s", other="s")
+            + columns(gain_of_path=".2f", gain_of_other=".2f")
+            + columns(regret_per_token_of_path=".4f", regret_per_token_of_other=".4f")
+            + _gaps("other"),
+        }
+        text = f"{NOTES}\n\n"
+        for shown, (title, form) in zip(found.values(), tables.items(), strict=True):
+            text += f"## {title}\n\n{markdown_table(shown, form)}\n\n"
+        write_file(output / "reader.md", text)
+    print(text)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folders", nargs="+", type=Path, help="Runs of evaluate/mt_bench.py.")
+    parser.add_argument("--output", type=Path, default=Path("runs/reader"), help="A folder.")
+    parser.add_argument("--plugin", default="", help="The one that runs were made with, if any.")
+    options = parser.parse_args()
+    ended_by(lambda: compare(**vars(options)))
