@@ -3,6 +3,10 @@
 The weights, under the Gemma Terms of Use (https://ai.google.dev/gemma/terms), come out of a Python
 package on first use, as the embedded target does, and stay in the cache folder beside it, with the
 terms; they are a part of nothing here. They are quantised (Q4_K_M) and read as bfloat16.
+
+On a thread of a processor that multiplies bfloat16 a turn of 128 tokens takes 0.65 s, in float32
+1.25 s. Over 60 turns the two dtypes' numbers differed by .0004 nats a character in the mean and by
+.0018 at most, of .29; mean differences of arms, over 5 or 6 questions each, by at most .0008.
 """
 
 import hashlib

@@ -39,16 +39,15 @@ from eagle_fsd.runs.jsonl import append_lines, read_lines, write_file, write_jso
 from eagle_fsd.runs.provenance import digest
 from eagle_fsd.stats import rate_interval
 
+NEAR = 0.05  # gains that are compared as equal
 NOTES = (
     f"Read by {NAME}. {NOTICE}. logp/character: log-probability in nats over characters, and of "
     "what is new in the answers; repetition: share of an answer's 4-grams that stood before in it; "
     "gain: tokens/round over exact with the same drafter. Differences are paired over questions, "
     "in brackets with 95 % intervals, in parentheses with what a test at 5 % finds with power "
     "80 %. Correlations: Spearman's, over lossy arms, of regret/token with the logp/character that "
-    "was lost to plain. Path against others: the arm of path whose gain is nearest, if "
-    "it is within 0.05."
+    f"was lost to plain. Path against others: the arm of path whose gain is nearest, within {NEAR}."
 )
-NEAR = 0.05  # gains that are compared as equal
 
 
 def read_answers(records: Iterable[Record], model: str, kept: Path, *, dtype: str) -> None:
@@ -132,7 +131,7 @@ def compare_arms(runs: list[RunData], answered: list[dict[str, Questions]]) -> l
 
 def correlate(lossy: list[dict]) -> list[dict]:
     """Spearman's rank correlation, over arms, of regret with what the log-probability lost: of all
-    drafters' together, and of each drafter's."""
+    drafters' together, and of each drafter's; of three arms at least."""
     groups: dict[str, list[dict]] = {}
     for row in lossy:
         for group in ("all", row["arm"].partition("@")[2] or "the default one"):
@@ -140,8 +139,10 @@ def correlate(lossy: list[dict]) -> list[dict]:
     found = []
     for group, rows in groups.items():
         regrets = [row["regret_per_token"] for row in rows]
-        for_group = {"drafter": group, "arms": len(rows), LOGP: None, NEW: None}
-        for name in (LOGP, NEW) if len(rows) > 2 else ():
+        if len(rows) < 3:
+            continue
+        for_group = {"drafter": group, "arms": len(rows)}
+        for name in (LOGP, NEW):
             lost = [-row[f"{name}_minus_plain"]["value"] for row in rows]
             for_group[name] = float(spearmanr(regrets, lost).statistic)
         found.append(for_group)
@@ -203,7 +204,7 @@ def compare(folders: list[Path], output: Path, plugin: str) -> None:
         }
         text = f"{NOTES}\n\n"
         for shown, (title, form) in zip(found.values(), tables.items(), strict=True):
-            text += f"## {title}\n\n{markdown_table(shown, form)}\n\n"
+            text += f"## {title}\n\n{markdown_table(shown, form)}\n\n" if shown else ""
         write_file(output / "reader.md", text)
     print(text)
 

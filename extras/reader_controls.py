@@ -1,10 +1,13 @@
 """Answers that are known to be worse, which extras/reader.py must tell from plain's: a plug-in with
 a rule, and a command that writes a cut target.
 
-    evaluate/mt_bench.py --plugin extras/reader_controls.py --draft_model smollm2 \\
-        --arms second:10@language_model:2x1x2 --questions 80 --max_new_tokens 128 --quality_only
+    evaluate/mt_bench.py --questions 80 --max_new_tokens 128 --quality_only --dtype float32 \\
+        --plugin extras/reader_controls.py --draft_model smollm2 \\
+        --arms second:10@language_model:2x1x2
+
     python extras/reader_controls.py smollm2 24 cut
-    evaluate/mt_bench.py --target cut --arms plain --questions 80 --max_new_tokens 128 --quality_only
+    evaluate/mt_bench.py --questions 80 --max_new_tokens 128 --quality_only --dtype float32 \\
+        --target cut --arms plain
 
 The second control's target is the first 24 layers of the other's, with its norm and readout.
 """
