@@ -6,7 +6,8 @@ Regret is measured under the target, and a rule such as `path` chooses what has 
 whether its answers are better is asked of a base model of another family (extras/gemma.py). It
 reads every answer as plain text behind the dialogue before it, the second answer behind the arm's
 own first one, and gives its log-probability: a character, since models differ in their tokens. That
-an answer ends is not scored. A higher number means a more usual text, not a truer one.
+an answer ends is not scored. A higher number means a more usual text, not a truer or a better one:
+an arm's can lie above plain's.
 
 A text that loops is likely under any model. So beside the whole answer's number stands that of what
 is new in it, without the tokens of 4-grams that stood before in the answer; and the repetition.
@@ -39,14 +40,14 @@ from eagle_fsd.runs.jsonl import append_lines, read_lines, write_file, write_jso
 from eagle_fsd.runs.provenance import digest
 from eagle_fsd.stats import rate_interval
 
-NEAR = 0.05  # gains that are compared as equal
 NOTES = (
     f"Read by {NAME}. {NOTICE}. logp/character: log-probability in nats over characters, and of "
     "what is new in the answers; repetition: share of an answer's 4-grams that stood before in it; "
     "gain: tokens/round over exact with the same drafter. Differences are paired over questions, "
     "in brackets with 95 % intervals, in parentheses with what a test at 5 % finds with power "
     "80 %. Correlations: Spearman's, over lossy arms, of regret/token with the logp/character that "
-    f"was lost to plain. Path against others: the arm of path whose gain is nearest, within {NEAR}."
+    "was lost to plain. Path against others: the arm of path whose gain is nearest; where gains "
+    "differ, more of it at a smaller gain says little."
 )
 
 
@@ -151,7 +152,7 @@ def correlate(lossy: list[dict]) -> list[dict]:
 
 def against_path(lossy: list[dict], shared: dict[str, Questions]) -> list[dict]:
     """A row for every arm of another rule: the arm of `path` with the same drafter and guards whose
-    gain is nearest, if within NEAR, and its difference to the other, question by question."""
+    gain is nearest, and its difference to the other, question by question."""
     arms, found = {row["arm"]: parse_arm(row["arm"]) for row in lossy}, []
     for row in lossy:
         other = arms[row["arm"]]
@@ -162,8 +163,8 @@ def against_path(lossy: list[dict], shared: dict[str, Questions]) -> list[dict]:
             and arms[mine["arm"]].drafter == other.drafter
             and arms[mine["arm"]].guards == other.guards
         ]
-        path = min(alike, key=lambda mine: abs(mine["gain"] - row["gain"]), default=None)
-        if path and abs(path["gain"] - row["gain"]) <= NEAR:
+        if alike:
+            path = min(alike, key=lambda mine: abs(mine["gain"] - row["gain"]))
             pair = {"path": path["arm"], "other": row["arm"]}
             for key in ("gain", "regret_per_token"):
                 pair |= {f"{key}_of_path": path[key], f"{key}_of_other": row[key]}

@@ -136,9 +136,12 @@ def test_runs_are_read_and_compared(records, tmp_path, capsys):
     other, row = arms["cut", "plain"], arms["run", "fsd:0.4"]
     gap = "new_logp_per_character_minus_plain"
     assert other[gap] == row[gap] and other["regret_per_token"] is None
-    # 3. path beside those of its gain
+    # 3. each other arm beside the one of path whose gain is nearest
+    paths = [arms["run", arm] for arm in records if arm.startswith("path")]
+    assert len(found["path_against_others"]) == 4
     for pair in found["path_against_others"]:
-        assert abs(pair["gain_of_path"] - pair["gain_of_other"]) <= READER.NEAR
+        gains = [abs(row["gain"] - pair["gain_of_other"]) for row in paths]
+        assert abs(pair["gain_of_path"] - pair["gain_of_other"]) == min(gains)
         gap = (score(pair["path"]) - score(pair["other"])).mean()
         assert pair["logp_per_character_minus_other"]["value"] == pytest.approx(gap, abs=1e-12)
     same = [pair for pair in found["path_against_others"] if pair["other"].startswith("random")]
