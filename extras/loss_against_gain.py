@@ -1,4 +1,4 @@
-"""Draws loss_against_gain.svg, the README's plot, from results/rule_front/hybrid_guards.csv.
+"""Draws loss_against_gain.svg, the plot of docs/results.md, from rule_front's hybrid_guards.csv.
 
     python extras/loss_against_gain.py
 

@@ -92,6 +92,23 @@ def test_the_examples_of_custom_generate_run(monkeypatch, tmp_path, capsys):
     assert "The sky is blue because" in capsys.readouterr().out
 
 
+def test_what_the_readme_shows_runs(monkeypatch, capsys):
+    """Its five lines, and example.py and bench.py, which a reader copies."""
+    monkeypatch.setattr(sys, "argv", ["", "1"])  # one question to bench.py
+    readme = (ROOT / "README.md").read_text()
+    (five_lines,) = re.findall(r"```python\n(import .*?)```", readme, re.DOTALL)
+    for program in (
+        five_lines,
+        *((ROOT / name).read_text() for name in ("example.py", "bench.py")),
+    ):
+        exec(program, {})
+    text = capsys.readouterr().out
+    arms = re.findall(r"^(\S+):? +[0-9.]+ tokens/s", text, re.MULTILINE)
+    assert arms[:4] == ["plain:", "exact@hybrid:", "fsd:0.3@hybrid:", "path:0.9@hybrid:"]
+    assert arms[4:] == ["plain", "exact", *(arm.rstrip(":") for arm in arms[1:4])]
+    assert "Photosynthesis is a vital" in text and "|" in text
+
+
 @pytest.mark.slow
 def test_every_process_of_a_launcher_can_prepare_the_target(tmp_path):
     """Bug held down: transformers' save_pretrained writes nothing in any process of a group but its
