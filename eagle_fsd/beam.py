@@ -107,7 +107,7 @@ def beam_search(
     prompt: str | list[Message],
     *,
     beams: int = BeamConfig.beams,
-    arm: str = "exact",
+    arm: str = PLAIN,
     max_new_tokens: int = StopConfig.max_new_tokens,
     length_penalty: float = BeamConfig.length_penalty,
     early_stopping: bool | str = BeamConfig.early_stopping,
@@ -117,8 +117,8 @@ def beam_search(
 
     Args:
         prompt: a user turn, or messages with role and content.
-        arm: "exact", with a tree or not, such as "exact@eagle:15x4x6" for 15 drafts a beam; or
-            "plain", without drafts, which takes less time on a CPU (results/beam).
+        arm: "plain", without drafts, which takes less time on a CPU (results/beam); or "exact",
+            with a tree or not, such as "exact@eagle:15x4x6" for 15 drafts a beam.
 
     BadInput: of other arms; of targets with recurrent layers; where the template has stop strings.
 

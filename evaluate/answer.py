@@ -5,7 +5,7 @@
     python evaluate/answer.py --prompt "..." --arm plain           # no drafts
     python evaluate/answer.py --prompt "..." --show                # fuzzy tokens and rounds, marked
     python evaluate/answer.py --prompt "..." --html trees.html     # a page of its draft trees
-    python evaluate/answer.py --prompt "..." --beams 4 --arm plain # beam search; arm exact drafts
+    python evaluate/answer.py --prompt "..." --beams 4             # beam search; --arm exact drafts
 
 The answer goes to standard output as it comes, what it cost to standard error. A terminal shows
 fuzzy tokens in colour, unless NO_COLOR is set; elsewhere they are coloured only if FORCE_COLOR is.
@@ -27,8 +27,9 @@ from eagle_fsd.options import ModelOptions, SamplingOptions, option
 class AnswerOptions:
     prompt: str = field(metadata={"help": "The user's message."})
     arm: str = option(
-        DEFAULT_ARM,
-        "How drafts are accepted and made: rule[:value][,field=value][@drafter[:tree]], or plain.",
+        "",
+        "How drafts are accepted and made: rule[:value][,field=value][@drafter[:tree]], or plain. "
+        f"Empty: {DEFAULT_ARM}, and with --beams plain.",
     )
     max_new_tokens: int = option(256, "The most tokens that the answer may have.")
     show: bool = option(
@@ -44,6 +45,9 @@ class AnswerOptions:
         "Answer by beam search with so many beams, as `generate` with num_beams does; the arm is "
         "exact or plain. The answer comes at once. 0: no beam search.",
     )
+
+    def __post_init__(self):
+        self.arm = self.arm or ("plain" if self.beams else DEFAULT_ARM)
 
 
 COLORS = ("\033[30;43m", "\033[0m")  # black on yellow
