@@ -55,7 +55,7 @@ class BeamConfig:
         check_numbers(self, beams=Integral, length_penalty=Real, share=Real)
         check_least(self, beams=1)
         check_between(0, 1, share=self.share)
-        if self.early_stopping not in (True, False, "never"):
+        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise BadInput(
                 f"early_stopping must be True, False or 'never', got {self.early_stopping!r:.200}"
             )
@@ -201,7 +201,8 @@ class Scorer:
         if early == "never" and self.config.length_penalty > 0:
             length = self.stop.max_new_tokens
         best = self._score(self.logp_B[0], length).item()
-        return early is not True and best > self.finished[-1][0]
+        # one beam is greedy decoding, as in `generate`, which ends with its first stop token
+        return early is not True and self.config.beams > 1 and best > self.finished[-1][0]
 
 
 @torch.inference_mode()

@@ -74,9 +74,13 @@ def test_the_answer_is_that_of_generate(family):
 
 def test_one_beam_is_greedy_decoding():
     target, prompt = tiny_target("llama", seed=3), prompt_tokens(9)
-    got = by_beams(target, drafters(target)["language_model"], prompt, 1)
     whole = target.model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=BUDGET)
-    assert got.tokens == whole[0, 9:].tolist() and got.forwards_per_token < 1
+    whole, drafter = whole[0, 9:].tolist(), drafters(target)["language_model"]
+    got = by_beams(target, drafter, prompt, 1)
+    assert got.tokens == whole and got.forwards_per_token < 1
+    for place in range(BUDGET):  # also where another way would have a better score
+        got = by_beams(target, drafter, prompt, 1, 2.0, "never", ends=(whole[place],))
+        assert got.tokens == whole[: whole.index(whole[place]) + 1]
 
 
 def test_fewer_beams_for_a_round_take_fewer_forwards():
@@ -106,6 +110,7 @@ def test_what_beam_search_has_no_meaning_for_is_refused(models):
         "beams must be at least 1, got 0": {"beams": 0},
         "take fewer": {"beams": 500},
         "early_stopping": {"early_stopping": "maybe"},
+        "got 1": {"early_stopping": 1},
         "share": {"share": 1.5},
     }.items():
         with pytest.raises(BadInput, match=named):
