@@ -55,6 +55,7 @@ class BeamConfig:
         check_numbers(self, beams=Integral, length_penalty=Real, share=Real)
         check_least(self, beams=1)
         check_between(0, 1, share=self.share)
+        check_between(-16, 16, length_penalty=self.length_penalty)  # lengths to it are finite
         if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise BadInput(
                 f"early_stopping must be True, False or 'never', got {self.early_stopping!r:.200}"

@@ -112,6 +112,8 @@ def test_what_beam_search_has_no_meaning_for_is_refused(models):
         "early_stopping": {"early_stopping": "maybe"},
         "got 1": {"early_stopping": 1},
         "share": {"share": 1.5},
+        "length_penalty must be from -16 to 16, got nan": {"length_penalty": float("nan")},
+        "got 1000": {"length_penalty": 1000},
     }.items():
         with pytest.raises(BadInput, match=named):
             eagle_fsd.beam_search(model, "Hello", **settings)
