@@ -20,7 +20,7 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter, draft_readout
 from eagle_fsd.evaluation import texts as plain_text_store
-from eagle_fsd.evaluation.replay import arm_row, level_rows
+from eagle_fsd.evaluation.replay import arm_row, level_rows, read_arms
 from eagle_fsd.evaluation.texts import TOKENS_BEYOND_END, PlainText, cut, judge_levels, plain_texts
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.folder import Run
@@ -231,7 +231,7 @@ def test_command_writes_tables_and_is_extended(call, options, models, tmp_path):
     replay = json.loads((folder / "replay.json").read_text())
     # the tree of every command on a CPU, where none is named
     arms = ["exact@eagle:7x3x4", "exact@hybrid:4x4x1", "exact@eagle:12x6x4,keep=0.1,deepen=0.4"]
-    assert [row["arm"] for row in replay["arms"]] == arms
+    assert [row["arm"] for row in replay["arms"]] == replay["options"]["arms"] == arms
     assert len(replay["levels"]) == 6
     for made in (folder, tmp_path / "texts"):
         told = call("evaluate/report.py", made, "--output", tmp_path / "report")
@@ -253,6 +253,17 @@ def test_command_writes_tables_and_is_extended(call, options, models, tmp_path):
     call(COMMAND, *more)
     assert path.read_text() == after
     assert len(list((folder / "records").glob("other-*"))) == 2
+
+
+def test_an_arm_that_names_no_tree_gets_the_machines(call, options, tmp_path):
+    """Other fields are kept. Bugs held down: they stood in front of the tree, as no arm has them;
+    a run went on where the tree is another one, and its tables failed after all was replayed."""
+    (arm,) = read_arms(["exact@eagle,sample=1"], "7x3x4,keep=0.1")
+    assert arm.text == "exact@eagle:7x3x4,keep=0.1,sample=1"
+    assert "| exact@eagle:12x6x4,keep" in call(COMMAND, *options, "--questions", 1)
+    path = tmp_path / "run/run.json"  # of a machine with another tree
+    path.write_text(path.read_text().replace("12x6x4", "59x6x10"))
+    assert "other settings" in call(COMMAND, *options)
 
 
 def test_texts_of_a_target_that_changed_are_refused(call, options, models, tmp_path):

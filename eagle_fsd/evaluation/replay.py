@@ -84,6 +84,7 @@ def run_replay(options: ReplayOptions) -> None:
     identity = {key: asdict(options)[key] for key in ("target", "dtype", "conv_template")}
     store = Run(options.texts, identity | digests)
     settings = {"command": "replay"} | asdict(options) | digests | options.plugin_digest()
+    settings["arms"] = [arm.text for arm in arms]  # with their trees, which the machine may choose
     free = changeable(options) | {"device"}
     run = Run(options.output, settings, name="replay", free=free)
     for records in run.records.values():
@@ -146,7 +147,7 @@ def read_arms(texts: Sequence[str], tree: str) -> "list[Arm]":
 
     named = []
     for arm in parse_arms(texts):
-        drafter = arm.text.partition("@")[2] or DEFAULT_DRAFTER
+        drafter, comma, more = (arm.text.partition("@")[2] or DEFAULT_DRAFTER).partition(",")
         shape = parse_tree(arm.tree or tree)
         deep = arm.needs_head and shape.tree_depth > TOKENS_BEYOND_END
         other_text = arm.kind != "exact" or arm.guards
@@ -157,7 +158,7 @@ def read_arms(texts: Sequence[str], tree: str) -> "list[Arm]":
                 "recycle=0, and loads no draft model"
             )
         own = arm.tree or not arm.needs_head
-        named.append(arm.text if own else f"exact@{drafter}:{tree}")
+        named.append(arm.text if own else f"exact@{drafter}:{tree}{comma}{more}")
     return parse_arms(named)
 
 
