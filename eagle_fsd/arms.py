@@ -19,7 +19,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from eagle_fsd.config import BadInput, SamplingConfig, check_known, nearest, tree_name
@@ -180,6 +180,8 @@ def check_entry(what: str, name: str, kind: object) -> None:
                 f"{what} {name!r}: the type of field {field.name} must be float, int or str, and "
                 f"be there without `from __future__ import annotations`, got {field.type!r}"
             )
+    if what == "guard" and len(fields(kind)) != 1:
+        raise BadInput(f"guard {name!r} must have one field, which arms state as {name}=VALUE")
     own = {name for one in kind.__mro__[: kind.__mro__.index(base)] for name in vars(one)}
     if own.isdisjoint(methods):
         meant = next(filter(None, (nearest(each, methods) for each in sorted(own))), "")
@@ -230,6 +232,9 @@ def _parse(
         except ValueError as error:
             raise BadInput(f"{key} must be {NUMBERS[types[key]]}, got {value!r}") from error
     found = tuple(kind(given.pop(guard)) for guard, kind in guards.items() if guard in given)
+    needed = [field.name for field in fields(table[name]) if field.default is MISSING]
+    if lacking := [key for key in needed if key not in given]:
+        raise BadInput(f"{what} {name} has no default for {', '.join(lacking)}: state it")
     return table[name](**given), found
 
 

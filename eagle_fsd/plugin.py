@@ -25,7 +25,7 @@ OWN = {kind: table.copy() for kind, table in TABLES.items()}
 def load_plugin(path: str) -> None:
     """Run a Python file, once a process; what it puts into the library's tables is there. BadInput
     names the line of its error; or it replaces an entry of the library's own, which stays."""
-    name = ""
+    name, before = "", {kind: table.copy() for kind, table in TABLES.items()}
     try:
         source = Path(path).read_bytes()
         name = f"eagle_fsd_plugin_{sha256(source).hexdigest()[:16]}"
@@ -40,8 +40,9 @@ def load_plugin(path: str) -> None:
             for key in TABLES[kind].keys() - own.keys() if kind in KINDS else ():
                 check_entry(kind, key, TABLES[kind][key])
     except (Exception, SystemExit) as error:  # whatever the user's file raises
-        for kind, own in OWN.items():
-            TABLES[kind].update(own)
+        for kind, table in before.items():
+            TABLES[kind].clear()
+            TABLES[kind].update(table)
         sys.modules.pop(name, None)
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
         told = f"{type(error).__name__}: {error}"
