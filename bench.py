@@ -14,8 +14,11 @@ from eagle_fsd.evaluation.questions import read_questions, spread
 
 ARMS = ["plain", "exact", "exact@hybrid", "fsd:0.3@hybrid", "path:0.9@hybrid"]
 
+questions, asked = read_questions(""), sys.argv[1] if sys.argv[1:] else "8"
+if not asked.isdecimal() or not 1 <= int(asked) <= len(questions):
+    sys.exit(f"error: give a number of questions from 1 to {len(questions)}, got {asked!r}")
+questions = spread(questions, int(asked))
 model = eagle_fsd.load("smollm2")
-questions = spread(read_questions(""), int(sys.argv[1]) if sys.argv[1:] else 8)
 seconds, tokens = Counter(), Counter()
 for number, question in enumerate([questions[0], *questions]):  # the first also warms up
     for arm in ARMS:

@@ -16,7 +16,7 @@ from eagle_fsd.beam import BeamConfig, search
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.models.assets import EMBEDDED_ASSET, asset_dir
-from eagle_fsd.models.load import SHIPPED_HEAD
+from eagle_fsd.models.load import SHIPPED_HEAD, load_target_config
 
 pytestmark = pytest.mark.embedded
 
@@ -107,6 +107,21 @@ def test_what_the_readme_shows_runs(monkeypatch, capsys):
     assert arms[:4] == ["plain:", "exact@hybrid:", "fsd:0.3@hybrid:", "path:0.9@hybrid:"]
     assert arms[4:] == ["plain", "exact", *(arm.rstrip(":") for arm in arms[1:4])]
     assert "Photosynthesis is a vital" in text and "|" in text
+
+
+def test_the_number_of_questions_to_bench_is_checked_before_a_model_loads():
+    for given in ("many", "0", "81"):
+        ended = subprocess.run(
+            [sys.executable, ROOT / "bench.py", given], capture_output=True, text=True
+        )
+        assert ended.returncode and "Traceback" not in ended.stderr
+        assert f"questions from 1 to 80, got '{given}'" in ended.stderr
+
+
+def test_random_weights_may_have_the_embedded_targets_shape():
+    """As is told where a target is unknown. Bug held down: it was asked of the hub."""
+    for name in ("smollm2", "random:smollm2"):
+        assert load_target_config(name).num_hidden_layers == 30
 
 
 @pytest.mark.slow

@@ -245,11 +245,12 @@ def load_head(name: str | Path, target_config: PretrainedConfig, *, target: str 
 def source_of(name: str) -> tuple[str, dict]:
     """What from_pretrained takes: a folder or hub id, or a name in SHAPES, and options."""
     options = {"trust_remote_code": False}  # None asks, and runs a target's code after a "y"
-    if name == EMBEDDED_TARGET:
+    path = name.removeprefix(PREFIX)
+    if path == EMBEDDED_TARGET:
         return embedded_target(), options
-    if name.endswith(".gguf") and Path(name).is_file():
-        return str(Path(name).parent), options | {"gguf_file": Path(name).name}
-    return name.removeprefix(PREFIX), options
+    if path.endswith(".gguf") and Path(path).is_file():
+        return str(Path(path).parent), options | {"gguf_file": Path(path).name}
+    return path, options
 
 
 # --- what tells files from others of their names --------------------------------------------------
