@@ -13,6 +13,10 @@ if [ ! -f "${QUESTIONS:-}" ]; then
     echo "error: QUESTIONS=${QUESTIONS:-} is no file: set it to a question file (docs/evaluate.md) to choose on, not the one that is reported" >&2
     exit 2
 fi
+if [ -n "${DATA:-}" ] && [ ! -e "$DATA" ]; then
+    echo "error: DATA=$DATA is not there: set it to a folder of train/make_data.py (docs/train.md), or not" >&2
+    exit 2
+fi
 bash "$root/scripts/setup.sh"
 python=$root/.venv/bin/python
 mkdir -p "$output"

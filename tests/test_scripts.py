@@ -21,6 +21,7 @@ NEEDS = ("VLLM_ENV", "QUESTIONS", "DATA", "IFEVAL", "GSM8K", "MINUTES")
         ("test_vllm.sh", {"VLLM_ENV": "nowhere"}, "set PYTHON"),
         ("test_vllm.sh", {"VLLM_ENV": "{folder}"}, "VLLM_ENV=.* is an environment"),
         ("ablate_head.sh", {}, "QUESTIONS= is no file"),
+        ("ablate_head.sh", {"QUESTIONS": __file__, "DATA": "no"}, "DATA=no is not there"),
         ("learning_curve.sh", {"DATA": "."}, "QUESTIONS= is no file"),
         ("learning_curve.sh", {"QUESTIONS": __file__}, "DATA= is not there"),
         ("evaluate_smollm2.sh", {"GSM8K": "nowhere"}, "nowhere is no file"),
