@@ -13,6 +13,7 @@ Axes: B live beams, P nodes that are run and kept, N nodes of a round, V vocabul
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from os.path import commonprefix
@@ -225,7 +226,7 @@ def search(
             f"{target.vocab_size} has: take fewer"
         )
     device, scorer, rounds = target.device, Scorer(config, stop), 0
-    with target.turn():
+    with target.turn(), closing(target):  # the answer is forgotten, also after an error
         target.start(len(prompt) + config.beams * (stop.max_new_tokens + drafter.max_nodes))
         # 1. Prefill gives the first level. All beams share the prompt's last token, which is run:
         #    it is the root. The kept nodes are token_P, parent_P and features_PF; at_B says behind
@@ -282,7 +283,6 @@ def search(
             token_P, features_PF = [tokens[node] for node in kept], features_NF[kept]
             parent_P = [0, *(place_of[parents[node]] for node in kept[1:])]
             at_B = [place_of[node] for node in at_B]
-        target.close()
     score, logp, answer = scorer.finished[0]
     return BeamAnswer(list(answer), score, logp, rounds, scorer.length)
 
