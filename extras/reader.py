@@ -19,9 +19,12 @@ output folder: the same command goes on, with a run that has grown too.
 
 import argparse
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from gemma import NAME, NOTICE, gemma_folder, read_dialogue
+from rule_front import REGRET, TV, Cost, at_equal_gain
+from rule_front import REPETITION as REPETITION_COST
 from scipy.stats import spearmanr
 from tqdm import tqdm
 
@@ -45,10 +48,12 @@ NOTES = (
     "what is new in the answers; repetition: share of an answer's 4-grams that stood before in it; "
     "gain: tokens/round over exact with the same drafter. Differences are paired over questions, "
     "in brackets with 95 % intervals, in parentheses with what a test at 5 % finds with power "
-    "80 %. Correlations: Spearman's, over lossy arms, of regret/token with the logp/character that "
-    "was lost to plain. Path against others: the arm of path whose gain is nearest; where gains "
-    "differ, more of it at a smaller gain says little."
+    "80 %. Correlations: Spearman's, over lossy arms, of a cost with the logp/character that was "
+    "lost to plain, with the p of no correlation. At the same gain: lines of arms that differ in "
+    "their rule's value only, read between two arms as extras/rule_front.py does, over all "
+    "questions' text together."
 )
+GAINS = (1.1, 1.15, 1.2, 1.3)
 
 
 def read_answers(records: Iterable[Record], model: str, kept: Path, *, dtype: str) -> None:
@@ -94,6 +99,17 @@ def rates(records: Iterable[Record], name: str) -> list[tuple[float, float]]:
     return [(above(record), below(record)) for record in records]
 
 
+COSTS = (
+    REGRET,
+    TV,
+    *(
+        Cost(name, f"{title} - plain", "+.3f", True, partial(rates, name=name))
+        for name, title in ((LOGP, "logp/character"), (NEW, "new logp/character"))
+    ),
+    REPETITION_COST,
+)
+
+
 def less(mine: Questions, theirs: Questions, named: str) -> dict:
     """NAME_minus_NAMED by MEASURED, paired, over the questions that both have answered."""
 
@@ -123,7 +139,7 @@ def compare_arms(runs: list[RunData], answered: list[dict[str, Questions]]) -> l
             row = {"run": Path(run.name).name, "arm": made["arm"], "gain": made[GAIN]["value"]}
             # under another target it is another measure
             same = run.target == runs[0].target
-            row["regret_per_token"] = made["regret_per_token"]["value"] if same else None
+            row |= {cost.key: made[cost.key]["value"] if same else None for cost in (REGRET, TV)}
             row[LOGP] = rate_interval(rates(mine.values(), LOGP))
             row[REPETITION] = made[REPETITION]["value"]
             rows.append(row | less(mine, answered[0][PLAIN], PLAIN))
@@ -131,44 +147,23 @@ def compare_arms(runs: list[RunData], answered: list[dict[str, Questions]]) -> l
 
 
 def correlate(lossy: list[dict]) -> list[dict]:
-    """Spearman's rank correlation, over arms, of regret with what the log-probability lost: of all
-    drafters' together, and of each drafter's; of three arms at least."""
+    """Spearman's rank correlation, over arms, of regret and of TV with the log-probability that was
+    lost to plain: of all drafters' together, and of each drafter's; of three arms at least."""
     groups: dict[str, list[dict]] = {}
     for row in lossy:
         for group in ("all", row["arm"].partition("@")[2] or "the default one"):
             groups.setdefault(group, []).append(row)
     found = []
     for group, rows in groups.items():
-        regrets = [row["regret_per_token"] for row in rows]
         if len(rows) < 3:
             continue
-        for_group = {"drafter": group, "arms": len(rows)}
-        for name in (LOGP, NEW):
-            lost = [-row[f"{name}_minus_plain"]["value"] for row in rows]
-            for_group[name] = float(spearmanr(regrets, lost).statistic)
-        found.append(for_group)
-    return found
-
-
-def against_path(lossy: list[dict], shared: dict[str, Questions]) -> list[dict]:
-    """A row for every arm of another rule: the arm of `path` with the same drafter and guards whose
-    gain is nearest, and its difference to the other, question by question."""
-    arms, found = {row["arm"]: parse_arm(row["arm"]) for row in lossy}, []
-    for row in lossy:
-        other = arms[row["arm"]]
-        alike = [
-            mine
-            for mine in lossy
-            if arms[mine["arm"]].kind == "path" != other.kind
-            and arms[mine["arm"]].drafter == other.drafter
-            and arms[mine["arm"]].guards == other.guards
-        ]
-        if alike:
-            path = min(alike, key=lambda mine: abs(mine["gain"] - row["gain"]))
-            pair = {"path": path["arm"], "other": row["arm"]}
-            for key in ("gain", "regret_per_token"):
-                pair |= {f"{key}_of_path": path[key], f"{key}_of_other": row[key]}
-            found.append(pair | less(shared[path["arm"]], shared[row["arm"]], "other"))
+        for cost in (REGRET, TV):
+            row = {"drafter": group, "arms": len(rows), "of": cost.title}
+            for name in (LOGP, NEW):
+                lost = [-row[f"{name}_minus_plain"]["value"] for row in rows]
+                test = spearmanr([row[cost.key] for row in rows], lost)
+                row[name], row[f"{name}_p"] = float(test.statistic), float(test.pvalue)
+            found.append(row)
     return found
 
 
@@ -187,21 +182,28 @@ def compare(folders: list[Path], output: Path, plugin: str) -> None:
         read_answers(records, str(gemma_folder()), output / f"{NAME}-{dtype}.jsonl", dtype=dtype)
         answered = [shared_questions(run.records) for run in runs]
         rows = compare_arms(runs, answered)
-        lossy = [row for row in rows[: len(answered[0])] if row["regret_per_token"] and row["gain"]]
-        found = {"arms": rows, "correlations": correlate(lossy)}
-        found["path_against_others"] = against_path(lossy, answered[0])
+        lossy = [row for row in rows[: len(answered[0])] if row[TV.key] and row["gain"]]
+        found = {"arms": rows, "correlations": correlate(lossy), "at_equal_gain": []}
+        if any(parse_arm(row["arm"]).kind == "path" for row in lossy):
+            found["at_equal_gain"] = at_equal_gain(runs[0], COSTS, "path", GAINS)
         write_json(
             output / "reader.json", {"reader": NAME, "dtype": dtype, "notice": NOTICE} | found
         )
         tables = {
-            "Arms": columns(run="s", arm="s", questions="d", gain=".2f", regret_per_token=".4f")
-            + columns(**{LOGP: ".4f", REPETITION: ".3f"})
+            "Arms": columns(run="s", arm="s", questions="d", gain=".2f")
+            + columns(
+                regret_per_token=".4f", tv_per_token=".4f", **{LOGP: ".4f", REPETITION: ".3f"}
+            )
             + _gaps(PLAIN),
-            "Correlations": columns(**{"drafter": "s", "arms": "d", LOGP: "+.2f", NEW: "+.2f"}),
-            "Path against others": columns(path="s", other="s")
-            + columns(gain_of_path=".2f", gain_of_other=".2f")
-            + columns(regret_per_token_of_path=".4f", regret_per_token_of_other=".4f")
-            + _gaps("other"),
+            "Correlations": columns(drafter="s", arms="d", of="s")
+            + columns(**{LOGP: "+.2f", f"{LOGP}_p": ".3f", NEW: "+.2f", f"{NEW}_p": ".3f"}),
+            "At the same gain": [
+                ("line", "line", "s"),
+                ("gain", GAIN, ".2f"),
+                ("value", "value", ".3g"),
+            ]
+            + [(cost.title, cost.key, cost.form) for cost in COSTS]
+            + [(f"{cost.title}, less path's", f"{cost.key}_minus", "+.3f") for cost in COSTS],
         }
         text = f"{NOTES}\n\n"
         for shown, (title, form) in zip(found.values(), tables.items(), strict=True):

@@ -99,12 +99,14 @@ def test_the_correlation_of_regret_with_what_was_lost():
     """By hand: of two rankings of 4 that differ by a swap of neighbours it is 1 - 6 * 2 / 60."""
     lost = {"a": (1, 0.2), "b@hybrid": (2, 0.1), "c": (3, 0.3), "d": (4, 0.4)}
     arms = [
-        {"arm": arm, "regret_per_token": regret}
+        {"arm": arm, "regret_per_token": regret, "tv_per_token": -regret}
         | {f"{name}_minus_plain": {"value": -loss} for name in (READER.LOGP, READER.NEW)}
         for arm, (regret, loss) in lost.items()
     ]
-    found = {row["drafter"]: row[READER.LOGP] for row in READER.correlate(arms)}
-    assert found == {"all": pytest.approx(0.8), "the default one": 1.0}
+    found = {(row["drafter"], row["of"]): row[READER.LOGP] for row in READER.correlate(arms)}
+    by_regret = {"all": pytest.approx(0.8), "the default one": pytest.approx(1.0)}
+    assert {group: found[group, "regret/token"] for group in by_regret} == by_regret
+    assert found["all", "TV/token"] == pytest.approx(-0.8)
 
 
 def test_runs_are_read_and_compared(records, tmp_path, capsys):
@@ -136,16 +138,10 @@ def test_runs_are_read_and_compared(records, tmp_path, capsys):
     other, row = arms["cut", "plain"], arms["run", "fsd:0.4"]
     gap = "new_logp_per_character_minus_plain"
     assert other[gap] == row[gap] and other["regret_per_token"] is None
-    # 3. each other arm beside the one of path whose gain is nearest
-    paths = [arms["run", arm] for arm in records if arm.startswith("path")]
-    assert len(found["path_against_others"]) == 4
-    for pair in found["path_against_others"]:
-        gains = [abs(row["gain"] - pair["gain_of_other"]) for row in paths]
-        assert abs(pair["gain_of_path"] - pair["gain_of_other"]) == min(gains)
-        gap = (score(pair["path"]) - score(pair["other"])).mean()
-        assert pair["logp_per_character_minus_other"]["value"] == pytest.approx(gap, abs=1e-12)
-    same = [pair for pair in found["path_against_others"] if pair["other"].startswith("random")]
-    assert [pair["path"].replace("path", "random") for pair in same] == ["random:0.1", "random:0.3"]
+    # 3. at the same gain path, which has random's answers, is no better than random
+    gaps = {row["line"]: row["logp_per_character_minus"] for row in found["at_equal_gain"]}
+    assert gaps["path"] is None and gaps["random"]["value"] == pytest.approx(0, abs=1e-12)
+    assert gaps["fsd"]["value"] != 0
     # 4. what is shown
     text = (output / "reader.md").read_text()
     assert "Gemma Terms of Use" in text and text.strip() in capsys.readouterr().out
