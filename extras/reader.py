@@ -14,7 +14,8 @@ is new in it, without the tokens of 4-grams that stood before in the answer; and
 
 The first run holds the `plain` that the arms of all runs are compared with, question by question;
 of each run those questions count that all its arms have answered. What was read is kept in the
-output folder: the same command goes on, with a run that has grown too.
+output folder: the same command goes on, with a run that has grown too. Each run gets its scores as
+a judge's, in its folder judge/, so that its report page has them.
 """
 
 import argparse
@@ -42,6 +43,7 @@ from eagle_fsd.runs.folder import lock_folder
 from eagle_fsd.runs.jsonl import append_lines, read_lines, write_file, write_json
 from eagle_fsd.runs.provenance import digest
 from eagle_fsd.stats import rate_interval
+from eagle_fsd.tasks.task_scores import compare_scores, write_scores
 
 NOTES = (
     f"Read by {NAME}. {NOTICE}. logp/character: log-probability in nats over characters, and of "
@@ -77,6 +79,22 @@ def read_answers(records: Iterable[Record], model: str, kept: Path, *, dtype: st
 
 def _pieces(record: Record) -> list[tuple[str, str]]:
     return [(turn["prompt"], turn["text"]) for turn in record["turns"]]
+
+
+def turn_scores(run: RunData) -> list[dict]:
+    """What task_scores.compare_scores takes: of every turn, the score of what is new in it, then
+    that of all; none of a turn without such text."""
+    kinds = {f"new logp/character, {NAME}": "new_", f"logp/character, {NAME}": ""}
+    found = []
+    for score, kind in kinds.items():
+        for record in run.all_records:
+            for number, turn in enumerate(record["turns"], 1):
+                said = turn["reader"]
+                if characters := said[f"{kind}characters"]:
+                    row = {"score": score, "arm": record["arm"], "turn": number}
+                    row["question_id"] = record["question_id"]
+                    found.append(row | {"value": said[f"{kind}logp"] / characters})
+    return found
 
 
 # --- the comparison -------------------------------------------------------------------------------
@@ -180,6 +198,9 @@ def compare(folders: list[Path], output: Path, plugin: str) -> None:
     with lock_folder(output):
         records = [record for run in runs for record in run.all_records]
         read_answers(records, str(gemma_folder()), output / f"{NAME}-{dtype}.jsonl", dtype=dtype)
+        for run, folder in zip(runs, folders, strict=True):
+            rows = compare_scores(turn_scores(run))
+            write_scores(folder / "judge" / NAME / "single", rows, f"Read by {NAME}. {NOTICE}.")
         answered = [shared_questions(run.records) for run in runs]
         rows = compare_arms(runs, answered)
         lossy = [row for row in rows[: len(answered[0])] if row[TV.key] and row["gain"]]

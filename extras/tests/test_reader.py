@@ -15,6 +15,7 @@ from tiny_folder import write_target
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
+from eagle_fsd.evaluation.report.run_data import read_run
 from eagle_fsd.models.load import load_target
 from eagle_fsd.rules import RULES
 from eagle_fsd.runs.provenance import digest
@@ -142,7 +143,12 @@ def test_runs_are_read_and_compared(records, tmp_path, capsys):
     gaps = {row["line"]: row["logp_per_character_minus"] for row in found["at_equal_gain"]}
     assert gaps["path"] is None and gaps["random"]["value"] == pytest.approx(0, abs=1e-12)
     assert gaps["fsd"]["value"] != 0
-    # 4. what is shown
+    # 4. what is shown, on the run's own page too
+    scores = read_run(runs[0]).scores
+    of_page = {row["arm"]: row for row in scores if row["score"].startswith("logp/")}
+    wanted = (score("fsd:0.4") - score("plain")).mean()
+    assert of_page["fsd:0.4"]["vs_plain"]["value"] == pytest.approx(wanted)
+    assert scores[0]["score"].startswith("new logp/")
     text = (output / "reader.md").read_text()
     assert "Gemma Terms of Use" in text and text.strip() in capsys.readouterr().out
     with pytest.raises(BadInput, match="no arm plain"):
