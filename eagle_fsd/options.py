@@ -220,14 +220,14 @@ class ModelOptions(ChatOptions, PluginOptions):
         import torch
 
         from eagle_fsd.engine.select import choose_engines
-        from eagle_fsd.models.load import DTYPES, default_device, default_dtype
+        from eagle_fsd.models.load import DTYPES, chosen_device, default_dtype
 
         if self.thought_marks and len(self.thought_marks.split()) != 2:
             raise BadInput(
                 "--thought_marks takes a thought's begin mark and its end mark with a space "
                 f"between, got {self.thought_marks!r}"
             )
-        self.device = self.device or default_device()
+        self.device = chosen_device(self.device)
         self.dtype = self.dtype or default_dtype(self.device)
         choose_engines(self.engine, device=self.device, dtype=DTYPES.get(self.dtype, torch.float32))
         self.tree = tree_name(parse_tree(self.tree) if self.tree else default_tree(self.device))

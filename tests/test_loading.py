@@ -25,12 +25,14 @@ from eagle_fsd.engine import products
 from eagle_fsd.models import weights
 from eagle_fsd.models.load import (
     check_draft_model,
+    chosen_device,
     default_dtype,
     load_target,
     load_target_config,
     target_digests,
     training_dtype,
 )
+from eagle_fsd.options import ModelOptions
 
 
 @torch.inference_mode()
@@ -317,3 +319,16 @@ def test_dtypes_by_what_the_processor_multiplies(monkeypatch, halves, has, dtype
     monkeypatch.setattr(products, "can_multiply", lambda: halves)
     assert (default_dtype("cpu"), training_dtype("cpu")) == dtypes
     assert (default_dtype("cuda:1"), training_dtype("cuda:1")) == ("bfloat16", "bfloat16")
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_the_device(cuda, monkeypatch):
+    """auto spreads over accelerators; without one it is the CPU, with a CPU's trees."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    named = {"": "cuda", "auto": "auto", "cpu": "cpu", "cuda:1": "cuda:1"}
+    without = named | {"": "cpu", "auto": "cpu"}
+    assert {name: chosen_device(name) for name in named} == (named if cuda else without)
+    tree = "59x6x10" if cuda else "12x6x4,keep=0.1,deepen=0.4"
+    assert ModelOptions(device="auto", dtype="float32").tree == tree
+    with pytest.raises(BadInput, match="random weights"):
+        weights.random_model(LlamaConfig(), dtype=torch.float32, device="auto")

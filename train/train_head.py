@@ -86,13 +86,13 @@ class TrainOptions(TargetOptions):
     seed: int = option(0, "The seed of initialisation, order and noise.")
 
     def __post_init__(self):
-        from eagle_fsd.models.load import default_device, training_dtype
+        from eagle_fsd.models.load import chosen_device, training_dtype
 
         check_known("head_type", self.head_type, ("eagle", "eagle3"))
         if self.recipe:
             parse_recipe(self.recipe)
         # the device itself stays open: where several processes run, each has its own
-        device = self.device or default_device()
+        device = chosen_device(self.device)
         self.tokens_per_batch = self.tokens_per_batch or (2048 if device == "cpu" else 16384)
         # a processor that has to emulate bfloat16 takes 20 times as long
         self.dtype = self.dtype or training_dtype(device)

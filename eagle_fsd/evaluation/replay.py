@@ -51,10 +51,10 @@ class ReplayOptions(QuestionOptions, ChatOptions, PluginOptions):
 
     def __post_init__(self):
         from eagle_fsd.models.assets import EMBEDDED_TARGET
-        from eagle_fsd.models.load import default_device, default_head
+        from eagle_fsd.models.load import chosen_device, default_head
 
         super().__post_init__()
-        self.device = self.device or default_device()
+        self.device = chosen_device(self.device)
         self.heads = list(dict.fromkeys(self.heads or [default_head(EMBEDDED_TARGET)]))
         kind = [self.target, self.dtype, self.conv_template, source_digest()]
         own = f"{Path(self.target).name}-{digest(kind)}"  # of changed code they are made anew

@@ -104,9 +104,12 @@ def check_device(device: str, dtype: str = "float32") -> None:
         ) from error
 
 
-def default_device() -> str:
-    """Where everything runs that names no device."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def chosen_device(name: str) -> str:
+    """Where it runs: without a name on cuda if there is one, else on the CPU; and there too by
+    "auto" where there is nothing to spread over."""
+    if torch.cuda.is_available():
+        return name or "cuda"
+    return "cpu" if name in ("", "auto") else name
 
 
 def default_dtype(device: str) -> str:

@@ -24,7 +24,7 @@ from eagle_fsd.models.chat import (
 )
 from eagle_fsd.models.load import (
     check_draft_model,
-    default_device,
+    chosen_device,
     default_dtype,
     default_head,
     load_head,
@@ -130,7 +130,7 @@ def load(
     lowered for the whole process where others keep the CPU busy (engine/threads.py).
 
     Args:
-        target, dtype, device, engine: see load.py; "" is that of default_dtype, default_device.
+        target, dtype, device, engine: see load.py; "" is that of default_dtype, chosen_device.
         head: folder or hub id of a draft head; "mtp" is the MTP layer that the target's own
             checkpoint brings (heads/mtp_files.py); "" is the shipped one (smollm2 only), or a
             random one for a random target; None decodes without drafts.
@@ -144,7 +144,7 @@ def load(
             template nor its tokens show them.
         keep_stock: keep a stock model beside, for transformers' own generate.
     """
-    tree, device = as_tree(tree), device or default_device()
+    tree, device = as_tree(tree), chosen_device(device)
     if conv_template:
         fastchat_template(conv_template)  # its name is checked
     config = load_target_config(target)
