@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from gemma import NAME, NOTICE, gemma_folder, read_dialogue
 from rule_front import REGRET, TV, Cost, at_equal_gain
 from rule_front import REPETITION as REPETITION_COST
@@ -33,7 +34,7 @@ from eagle_fsd.arms import PLAIN, parse_arm
 from eagle_fsd.cli import ended_by
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.curves import GAIN
-from eagle_fsd.evaluation.metrics import Questions, difference, shared_questions
+from eagle_fsd.evaluation.metrics import Questions, shared_questions
 from eagle_fsd.evaluation.record_numbers import Record, RecordNumber, answers, of_turns, repeated
 from eagle_fsd.evaluation.report.run_data import RunData, read_run
 from eagle_fsd.evaluation.tables import Column, columns, markdown_table
@@ -42,20 +43,20 @@ from eagle_fsd.plugin import load_plugin
 from eagle_fsd.runs.folder import lock_folder
 from eagle_fsd.runs.jsonl import append_lines, read_lines, write_file, write_json
 from eagle_fsd.runs.provenance import digest
-from eagle_fsd.stats import rate_interval
+from eagle_fsd.stats import interval, rate_interval
 from eagle_fsd.tasks.task_scores import compare_scores, write_scores
 
 NOTES = (
     f"Read by {NAME}. {NOTICE}. logp/character: log-probability in nats over characters, and of "
     "what is new in the answers; repetition: share of an answer's 4-grams that stood before in it; "
-    "gain: tokens/round over exact with the same drafter. Differences are paired over questions, "
-    "in brackets with 95 % intervals, in parentheses with what a test at 5 % finds with power "
-    "80 %. Correlations: Spearman's, over lossy arms, of a cost with the logp/character that was "
-    "lost to plain, with the p of no correlation. At the same gain: lines of arms that differ in "
-    "their rule's value only, read between two arms as extras/rule_front.py does, over all "
-    "questions' text together."
+    "gain: tokens/round over exact with the same drafter. Differences are of rates over all "
+    "questions, in brackets with 95 % intervals, paired. Correlations: Spearman's, over lossy "
+    "arms, of a cost with the logp/character that was lost to plain, with the p of no correlation. "
+    "At the same gain: lines of arms that differ in their rule's value only, read between two arms "
+    "as extras/rule_front.py does."
 )
 GAINS = (1.1, 1.15, 1.2, 1.3)
+LEAST = 50  # characters of a turn that is scored by itself
 
 
 def read_answers(records: Iterable[Record], model: str, kept: Path, *, dtype: str) -> None:
@@ -83,14 +84,14 @@ def _pieces(record: Record) -> list[tuple[str, str]]:
 
 def turn_scores(run: RunData) -> list[dict]:
     """What task_scores.compare_scores takes: of every turn, the score of what is new in it, then
-    that of all; none of a turn without such text."""
+    that of all; none of a turn with less than LEAST characters of it, whose rate says little."""
     kinds = {f"new logp/character, {NAME}": "new_", f"logp/character, {NAME}": ""}
     found = []
     for score, kind in kinds.items():
         for record in run.all_records:
             for number, turn in enumerate(record["turns"], 1):
                 said = turn["reader"]
-                if characters := said[f"{kind}characters"]:
+                if (characters := said[f"{kind}characters"]) >= LEAST:
                     row = {"score": score, "arm": record["arm"], "turn": number}
                     row["question_id"] = record["question_id"]
                     found.append(row | {"value": said[f"{kind}logp"] / characters})
@@ -128,22 +129,30 @@ COSTS = (
 )
 
 
-def less(mine: Questions, theirs: Questions, named: str) -> dict:
-    """NAME_minus_NAMED by MEASURED, paired, over the questions that both have answered."""
+def less_plain(mine: Questions, plain: Questions) -> dict:
+    """NAME_minus_plain by MEASURED: of the rates over all questions that both have answered, since
+    a question may have next to nothing that is new. Their intervals are paired."""
 
     def asked(record: Record) -> list[str]:
         return [turn["prompt"] for turn in record["turns"]]
 
-    both = [q for q in mine if q in theirs and asked(mine[q]) == asked(theirs[q])]
+    both = [q for q in mine if q in plain and asked(mine[q]) == asked(plain[q])]
     if not both:
         raise BadInput("two of the runs have no question in common: name others")
     row = {"questions": len(both)}
     for name in MEASURED:
-        sides = (rates([side[q] for q in both], name) for side in (mine, theirs))
-        row[f"{name}_minus_{named}"] = difference(*sides)
+        sides = [rates([side[q] for q in both], name) for side in (mine, plain)]
+        part_Q22 = np.array(sides, dtype=np.float64).swapaxes(0, 1)
+        row[f"{name}_minus_plain"] = interval(part_Q22, gap_of_rates)
     # no interval of it is known that holds (evaluation/metrics.py)
-    row[f"{REPETITION}_minus_{named}"] = row[f"{REPETITION}_minus_{named}"]["value"]
+    row[f"{REPETITION}_minus_plain"] = row[f"{REPETITION}_minus_plain"]["value"]
     return row
+
+
+def gap_of_rates(sums_X22: np.ndarray) -> np.ndarray:
+    """One side's rate less the other's, from the sums of numerators and denominators."""
+    mine_X, other_X = np.moveaxis(sums_X22[..., 0] / sums_X22[..., 1], -1, 0)
+    return mine_X - other_X
 
 
 def compare_arms(runs: list[RunData], answered: list[dict[str, Questions]]) -> list[dict]:
@@ -160,7 +169,7 @@ def compare_arms(runs: list[RunData], answered: list[dict[str, Questions]]) -> l
             row |= {cost.key: made[cost.key]["value"] if same else None for cost in (REGRET, TV)}
             row[LOGP] = rate_interval(rates(mine.values(), LOGP))
             row[REPETITION] = made[REPETITION]["value"]
-            rows.append(row | less(mine, answered[0][PLAIN], PLAIN))
+            rows.append(row | less_plain(mine, answered[0][PLAIN]))
     return rows
 
 
@@ -185,9 +194,9 @@ def correlate(lossy: list[dict]) -> list[dict]:
     return found
 
 
-def _gaps(named: str) -> list[Column]:
+def _gaps() -> list[Column]:
     forms = {LOGP: "+.4f", NEW: "+.4f", REPETITION: "+.3f"}
-    return columns(**{f"{name}_minus_{named}": form for name, form in forms.items()})
+    return columns(**{f"{name}_minus_plain": form for name, form in forms.items()})
 
 
 def compare(folders: list[Path], output: Path, plugin: str) -> None:
@@ -215,7 +224,7 @@ def compare(folders: list[Path], output: Path, plugin: str) -> None:
             + columns(
                 regret_per_token=".4f", tv_per_token=".4f", **{LOGP: ".4f", REPETITION: ".3f"}
             )
-            + _gaps(PLAIN),
+            + _gaps(),
             "Correlations": columns(drafter="s", arms="d", of="s")
             + columns(**{LOGP: "+.2f", f"{LOGP}_p": ".3f", NEW: "+.2f", f"{NEW}_p": ".3f"}),
             "At the same gain": [

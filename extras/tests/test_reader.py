@@ -131,11 +131,15 @@ def test_runs_are_read_and_compared(records, tmp_path, capsys):
     def score(arm: str) -> np.ndarray:
         return np.array([turn["logp"] / turn["characters"] for turn in by_text[arm]])
 
+    def rate(arm: str) -> float:
+        sums = {key: sum(turn[key] for turn in by_text[arm]) for key in ("logp", "characters")}
+        return sums["logp"] / sums["characters"]
+
     found = json.loads((output / "reader.json").read_text())
     arms = {(row["run"], row["arm"]): row for row in found["arms"]}
     for arm in records:
         gap = arms["run", arm]["logp_per_character_minus_plain"]["value"]
-        assert gap == pytest.approx((score(arm) - score("plain")).mean()), arm
+        assert gap == pytest.approx(rate(arm) - rate("plain")), arm
     other, row = arms["cut", "plain"], arms["run", "fsd:0.4"]
     gap = "new_logp_per_character_minus_plain"
     assert other[gap] == row[gap] and other["regret_per_token"] is None
