@@ -30,7 +30,7 @@ from eagle_fsd.evaluation.report.run_data import RunData, read_run
 from eagle_fsd.evaluation.tables import markdown_table
 from eagle_fsd.rules import RULES
 from eagle_fsd.runs.jsonl import read_lines
-from eagle_fsd.stats import Statistic, interval
+from eagle_fsd.stats import Interval, Statistic, interval
 
 GAINS = (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5)
 
@@ -133,6 +133,11 @@ def at_equal_gain(
         lost = [cost.parts(side) for side in sides]
         return np.array([tokens, lost], dtype=np.float64).transpose(2, 0, 1, 3)
 
+    def measured(cost: Cost, part_Q2A2: np.ndarray, lost: Statistic) -> Interval | float | None:
+        """The value alone where no interval of it is known that holds."""
+        found = interval(part_Q2A2, lost)
+        return found if cost.interval else found["value"]
+
     found = []
     for line in lines:
         # of several lines of the rule the plainest
@@ -140,7 +145,7 @@ def at_equal_gain(
         other = min(alike, key=lambda line: len(line.name), default=line)
         mine, theirs = ({cost: parts(x, cost) for cost in costs} for x in (line, other))
         for gain in gains:
-            place = crossing(line.gains, range(len(line.arms)), gain)  # 1.5: amid the second two
+            place = crossing(line.gains, range(len(line.arms)), gain)  # 1.5: half way to the third
             if math.isnan(place):
                 continue
             if abs(line.gains[math.ceil(place)] - line.gains[math.floor(place)]) > WIDEST:
@@ -149,15 +154,12 @@ def at_equal_gain(
             row = {"line": line.name, GAIN: gain, "value": None if math.isnan(value) else value}
             for cost in costs:
                 lost = partial(lost_at, gain=gain, less_plain=cost.less_plain)
-                row[cost.key] = interval(mine[cost], lost)
+                row[cost.key] = measured(cost, mine[cost], lost)
                 row[f"{cost.key}_minus"] = None
                 if other is not line:
                     both = np.concatenate([mine[cost], theirs[cost]], axis=2)
                     less = partial(less_other, lost=lost, size=len(line.arms))
-                    row[f"{cost.key}_minus"] = interval(both, less)
-                if not cost.interval:
-                    known = {key: row[key] for key in (cost.key, f"{cost.key}_minus")}
-                    row |= {key: held and held["value"] for key, held in known.items()}
+                    row[f"{cost.key}_minus"] = measured(cost, both, less)
             found.append(row)
     return found
 
