@@ -6,6 +6,7 @@
         --data answers.jsonl
     python train/convert_head.py --check mtp zai-org/GLM-4.5-Air
     python train/convert_head.py --head runs/head --output runs/head_vllm --to vllm
+    python train/convert_head.py --head runs/head3 --output runs/head_llama --to llama.cpp
 
 The layouts are described in eagle_fsd/heads/layouts.py. Heads load here in any of them,
 unconverted; what is written loads in SafeAILab/EAGLE too, and in SGLang and vLLM as docs/serve.md
@@ -48,10 +49,11 @@ class ConvertOptions:
     draft_vocab: int = option(
         0, "Draft this many tokens only, the most frequent ones in --data. 0: as it is."
     )
-    to: Literal["", "vllm"] = option(
+    to: Literal["", "llama.cpp", "vllm"] = option(
         "",
-        "The engine whose config.json is written: vllm, which with plugins/vllm reads a head of "
-        "EAGLE-1/2 by it. Empty: that of this project and of upstream.",
+        "The engine that the head is written for, and refused with the reason if it cannot run "
+        "there: llama.cpp, of EAGLE-3 heads alone; or vllm, which with plugins/vllm reads a head "
+        "of EAGLE-1/2 too. Empty: this project and upstream.",
     )
     data: list[str] = option([], "Answers by which --draft_vocab chooses, as for train_head.py.")
 
@@ -97,6 +99,7 @@ def run(options: ConvertOptions) -> None:
     if options.check:
         return check(options)
     from eagle_fsd.heads.files import read_head, write_head
+    from eagle_fsd.heads.layouts import unread_by
     from eagle_fsd.heads.mtp_files import is_mtp
     from eagle_fsd.runs.folder import lock_folder
 
@@ -110,6 +113,8 @@ def run(options: ConvertOptions) -> None:
     head, notes = read_head(options.head, feature_layers=options.fused_layers)
     kind = "EAGLE-3" if head.config.eagle3 else "EAGLE-1/2"
     print(f"read {options.head}: {kind} head; {'; '.join(notes)}")
+    if options.to and (unread := unread_by(options.to, head.config)):
+        raise BadInput(f"{options.to} does not run --head {options.head}: {'; '.join(unread)}")
     if options.draft_vocab:
         head = confined(head, options)
     with lock_folder(Path(options.output)):

@@ -25,6 +25,7 @@ from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.training.data import Batches, Dialogue, supervised
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.losses import Objective
+from eagle_fsd.training.muon import Muon
 from eagle_fsd.training.recipe import Recipe, parse_recipe
 
 RECORD = "training.json"  # what the head became
@@ -105,12 +106,16 @@ def prepare(
         noise=recipe.noise,
     )
     objective = Objective(head, rows_RD.to(accelerator.device), recipe)
-    objective, *optimizers = accelerator.prepare(objective, *optimizers_of(objective, recipe))
+    optimizers = optimizers_of(objective, recipe, rows_RD.dtype)
+    objective, *optimizers = accelerator.prepare(objective, *optimizers)
     return objective, optimizers, batches
 
 
-def optimizers_of(objective: Objective, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """The recipe's; Muon's matrices are those that map hidden states to hidden states."""
+def optimizers_of(
+    objective: Objective, recipe: Recipe, dtype: torch.dtype
+) -> list[torch.optim.Optimizer]:
+    """The recipe's; Muon's matrices are those that map hidden states to hidden states, and `dtype`
+    is of its products."""
     matrices, rest = [], []
     for name, parameter in objective.named_parameters():
         hidden = parameter.ndim == 2 and "lm_head" not in name
@@ -118,10 +123,7 @@ def optimizers_of(objective: Objective, recipe: Recipe) -> list[torch.optim.Opti
     decay = recipe.weight_decay
     optimizers: list[torch.optim.Optimizer] = []
     if matrices:
-        # scaled so that an entry moves as far as AdamW would move it
-        optimizers.append(
-            torch.optim.Muon(matrices, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-        )
+        optimizers.append(Muon(matrices, dtype=dtype, weight_decay=decay))
     return [*optimizers, torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=decay)]
 
 
