@@ -17,6 +17,10 @@ if [ -n "${DATA:-}" ] && [ ! -e "$DATA" ]; then
     echo "error: DATA=$DATA is not there: set it to a folder of train/make_data.py (docs/train.md), or not" >&2
     exit 2
 fi
+if ! [[ "${STEPS:-70} ${SEEDS:-0 1}" =~ ^[1-9][0-9]*(\ +[0-9]+)+$ ]]; then
+    echo "error: STEPS=${STEPS:-70} must be a whole number above 0, and SEEDS=${SEEDS:-0 1} whole numbers" >&2
+    exit 2
+fi
 bash "$root/scripts/setup.sh"
 python=$root/.venv/bin/python
 mkdir -p "$output"
