@@ -1,7 +1,7 @@
 """Muon (Keller Jordan, kellerjordan.github.io/posts/muon) with products in a dtype of choice.
 
-torch's own always multiplies in bfloat16. A processor that has to emulate it spends three quarters
-of a training step there, and a fifth in float32 (results/heads).
+torch's own always multiplies in bfloat16, which takes four fifths of a training step on a processor
+that has to emulate it (results/heads).
 """
 
 import torch
