@@ -51,10 +51,14 @@ def test_another_layout_becomes_ours(tmp_path, capsys):
     ("engine", "changes", "told"),
     [
         ("llama.cpp", {"head_type": "eagle"}, "it is of EAGLE-1/2: train one with --head_type"),
-        ("llama.cpp", {"num_hidden_layers": 2, "qk_norm": True}, "2 layers, not one; it has norms"),
+        (
+            "llama.cpp",
+            {"num_hidden_layers": 2, "qk_norm": True},
+            "of q and k; it has 2 layers, not one",
+        ),
         ("llama.cpp", {"use_aux_hidden_state": False}, "it has 1 fused hidden states, not three"),
         ("llama.cpp", {"fc_norm": True, "norm_output": True}, "a norm for each fused hidden state"),
-        ("vllm", {"qkv_bias": True}, "it is of EAGLE-3 and has biases of q, k and v"),
+        ("vllm", {"qkv_bias": True}, "it has biases of q, k and v"),
     ],
 )
 def test_an_engine_that_cannot_run_a_head_is_named(tmp_path, engine, changes, told):

@@ -172,19 +172,19 @@ def _fused_layers(
 def unread_by(engine: str, config: HeadConfig) -> list[str]:
     """What keeps `engine`, "llama.cpp" or "vllm", from running such a head rightly, a phrase each
     (llama.cpp: conversion/llama.py and src/models/eagle3.cpp; vLLM: docs/serve.md)."""
-    if engine == "vllm":
-        biased = config.eagle3 and config.qkv_bias
-        return ["it is of EAGLE-3 and has biases of q, k and v"] if biased else []
-    if not config.eagle3:
+    if engine == "llama.cpp" and not config.eagle3:
         return ["it is of EAGLE-1/2: train one with --head_type eagle3"]
     faults = {
-        f"{config.num_hidden_layers} layers, not one": config.num_hidden_layers != 1,
-        f"{config.num_fused} fused hidden states, not three": config.num_fused != 3,
-        "biases of q, k and v": config.qkv_bias,
+        "biases of q, k and v": config.eagle3 and config.qkv_bias,
         "norms of q and k": config.qk_norm,
-        "a norm for each fused hidden state": config.fc_norm,
-        "a norm before its next step": config.norm_output,
     }
+    if engine == "llama.cpp":
+        faults |= {
+            f"{config.num_hidden_layers} layers, not one": config.num_hidden_layers != 1,
+            f"{config.num_fused} fused hidden states, not three": config.num_fused != 3,
+            "a norm for each fused hidden state": config.fc_norm,
+            "a norm before its next step": config.norm_output,
+        }
     return [f"it has {what}" for what, has in faults.items() if has]
 
 
