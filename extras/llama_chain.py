@@ -128,7 +128,8 @@ def report(rows: list[dict]) -> None:
     """A line an engine: its rounds and texts beside ours, and its tokens a second over plain's."""
 
     def spread(found: dict) -> str:
-        return f"{found['value']:.2f} [{found['low'] or 0:.2f}, {found['high'] or 0:.2f}]"
+        bounds = [f"{found[end]:.2f}" for end in ("low", "high") if found[end] is not None]
+        return f"{found['value']:.2f}" + (f" [{', '.join(bounds)}]" if bounds else "")
 
     for name in [name for name in rows[0] if name != "question"]:
         drafted = [row[name] for row in rows]
