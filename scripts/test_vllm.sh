@@ -6,7 +6,6 @@
 #     scripts/test_vllm.sh server     also eight requests at once over HTTP (a quarter of an hour)
 # VLLM_ENV is where the environment is, runs/vllm_env. NEXT is a folder with another vLLM's Python
 # (`pip download --no-deps vllm==0.33.0`, unpacked), which the first of the tests then runs instead.
-# HEAD is another head of the embedded target, with an OUTPUT of its own.
 # CHAINS=1000 tries as many random chains of every arm, in the place of 60.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -45,15 +44,14 @@ interpreted=(env "PYTHONPATH=$tests/interpreted:$root:$root/tests${NEXT:+:$NEXT}
 if [ "$step" = unit ]; then exit; fi
 
 bash scripts/setup.sh
-head=${HEAD:-checkpoints/smollm2-135m-eagle2}
 folder=${OUTPUT:-runs/vllm}
 mkdir -p "$folder"
 target=${EAGLE_FSD_CACHE:-$HOME/.cache/eagle_fsd}/smollm2-135m-instruct-q4_1-bf16
 if [ ! -f "$folder/head/config.json" ]; then
-    .venv/bin/python train/convert_head.py --head "$head" --to vllm --output "$folder/head"
+    .venv/bin/python train/convert_head.py --head checkpoints/smollm2-135m-eagle2 --to vllm --output "$folder/head"
 fi
 if [ ! -f "$folder/own.json" ]; then
-    .venv/bin/python "$tests/own_texts.py" "$head" "$folder/own.json"
+    .venv/bin/python "$tests/own_texts.py" "$folder/own.json"
 fi
 read -ra size <<<"${SIZE:-4 32}" # turns and tokens
 "${interpreted[@]}" "$tests/run_engine.py" "$target" "$folder/head" "$folder/own.json" "$folder/engine.json" "${size[@]}"

@@ -6,7 +6,7 @@ that has to emulate it (results/heads).
 
 import torch
 
-ROUNDS = 5  # of Newton and Schulz, with these coefficients of theirs
+ITERATIONS = 5  # of Newton and Schulz, with the coefficients of the page above
 LINEAR, CUBIC, QUINTIC = 3.4445, -4.775, 2.0315
 MOMENTUM = 0.95
 
@@ -48,7 +48,7 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     """Of U S V' about U V', with singular values from 0.7 to 1.2 in the place of ones."""
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     wide = wide / wide.norm().clamp_min(1e-7)  # no singular value is above 1
-    for _ in range(ROUNDS):
+    for _ in range(ITERATIONS):
         square = wide @ wide.T
         factor = torch.addmm(square, square, square, beta=CUBIC, alpha=QUINTIC)
         wide = torch.addmm(wide, factor, wide, beta=LINEAR)

@@ -1,7 +1,7 @@
 """What this library's own chain answers, for run_engine.py to compare with; in the library's own
 environment.
 
-    .venv/bin/python plugins/vllm/tests/own_texts.py HEAD OUTPUT.json [questions] [tokens] [arm ...]
+    .venv/bin/python plugins/vllm/tests/own_texts.py OUTPUT.json [questions] [tokens] [arm ...]
 """
 
 import json
@@ -14,9 +14,8 @@ from eagle_fsd.evaluation.questions import read_questions
 ARMS = ("exact", "ratio:1", "relaxed:0.36", "path:0.6", "fsd:0.35", "fsd:0.35,no_repeat=3,ends=1")
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    head, output, count, tokens, *arms = given + ["4", "32"][len(given) - 2 :]
-    model = eagle_fsd.load(dtype="float32", head=head, tree="4x4x1", engine="stock")
+    output, count, tokens, *arms = [*sys.argv[1:], "4", "32"][: max(3, len(sys.argv) - 1)]
+    model = eagle_fsd.load(dtype="float32", tree="4x4x1", engine="stock")
     turns = [question.turns[0] for question in read_questions("")[: int(count)]]
     found = {"prompts": [model.prompt_ids(turn) for turn in turns], "answers": {}}
     for arm in arms or ARMS:

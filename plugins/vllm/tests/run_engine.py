@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 os.environ |= {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-SPECULATION = {"num_speculative_tokens": 4, "draft_sample_method": "probabilistic"}
+SPECULATION = {"method": "eagle", "num_speculative_tokens": 4}
+SPECULATION |= {"draft_sample_method": "probabilistic"}
 OFF = ("exact", "ratio:0", "relaxed:0", "path:0", "fsd:0")  # vLLM's own acceptance
 
 
@@ -65,8 +66,6 @@ def main(target: str, head: str, own: str, output: str, turns: str = "4", length
     runs = {"all in one batch": mixed}
     runs |= {str(arm): [(arm, turn) for turn in range(count)] for arm in (None, *lossy)}
     done = json.loads(Path(output).read_text()) if Path(output).exists() else {}
-    name = json.loads(Path(head, "config.json").read_text())["architectures"][0]
-    method = "eagle3" if name.endswith("Eagle3") else "eagle"
     begin = time.perf_counter()
     llm = LLM(
         target,
@@ -76,7 +75,7 @@ def main(target: str, head: str, own: str, output: str, turns: str = "4", length
         enforce_eager=True,
         enable_prefix_caching=False,
         disable_log_stats=False,
-        speculative_config=SPECULATION | {"method": method, "model": head},
+        speculative_config=SPECULATION | {"model": head},
         logits_processors=["eagle_fsd_vllm.processor:FuzzyAcceptance"],
     )
     print(f"loaded in {time.perf_counter() - begin:.0f} s", flush=True)
