@@ -106,16 +106,12 @@ def prepare(
         noise=recipe.noise,
     )
     objective = Objective(head, rows_RD.to(accelerator.device), recipe)
-    optimizers = optimizers_of(objective, recipe, rows_RD.dtype)
-    objective, *optimizers = accelerator.prepare(objective, *optimizers)
+    objective, *optimizers = accelerator.prepare(objective, *optimizers_of(objective, recipe))
     return objective, optimizers, batches
 
 
-def optimizers_of(
-    objective: Objective, recipe: Recipe, dtype: torch.dtype
-) -> list[torch.optim.Optimizer]:
-    """The recipe's; Muon's matrices are those that map hidden states to hidden states, and `dtype`
-    is of its products."""
+def optimizers_of(objective: Objective, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """The recipe's; Muon's matrices are those that map hidden states to hidden states."""
     matrices, rest = [], []
     for name, parameter in objective.named_parameters():
         hidden = parameter.ndim == 2 and "lm_head" not in name
@@ -123,7 +119,7 @@ def optimizers_of(
     decay = recipe.weight_decay
     optimizers: list[torch.optim.Optimizer] = []
     if matrices:
-        optimizers.append(Muon(matrices, dtype=dtype, weight_decay=decay))
+        optimizers.append(Muon(matrices, dtype=objective.dtype, weight_decay=decay))
     return [*optimizers, torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=decay)]
 
 

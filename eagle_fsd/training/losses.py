@@ -105,6 +105,11 @@ class Objective(nn.Module):
         self.recipe = recipe
         self._target_lm_head = (target_lm_head_RD,)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the products with the target's rows, bfloat16 where the device multiplies it."""
+        return self._target_lm_head[0].dtype
+
     def forward(
         self,
         feature_BTF: torch.Tensor,
