@@ -14,7 +14,7 @@ from eagle_fsd.evaluation.questions import read_questions
 ARMS = ("exact", "ratio:1", "relaxed:0.36", "path:0.6", "fsd:0.35", "fsd:0.35,no_repeat=3,ends=1")
 
 if __name__ == "__main__":
-    output, count, tokens, *arms = [*sys.argv[1:], "4", "32"][: max(3, len(sys.argv) - 1)]
+    output, count, tokens, *arms = sys.argv[1:] + ["4", "32"][len(sys.argv) - 2 :]
     model = eagle_fsd.load(dtype="float32", tree="4x4x1", engine="stock")
     turns = [question.turns[0] for question in read_questions("")[: int(count)]]
     found = {"prompts": [model.prompt_ids(turn) for turn in turns], "answers": {}}
