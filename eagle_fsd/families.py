@@ -1,10 +1,12 @@
 """What is known of families of transformers models, by the names in their configs: where the text
 model is, how it makes logits, and which families can verify draft trees.
 
-eagle_fsd.engine.trial.check_tree_attention finds a family that does anything else.
+eagle_fsd.engine.trial.check_target finds a family that does anything else.
 """
 
 import copy
+import inspect
+from collections.abc import Callable
 
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -23,6 +25,8 @@ LAYER_TYPES = ("chunked_attention", "full_attention", "sliding_attention")
 ROPES = ("default", "linear", "llama3", "longrope", "proportional", "yarn")
 # Settings, and the values with which a text is read in both directions.
 BOTH_WAYS = {"use_bidirectional_attention": (True, "all"), "is_causal": (False,)}
+# What forwards of transformers call their cache: by the first name from 5.24 on
+CACHE_NAMES = ("cache", "past_key_values")
 # What families call the factor of their logits, and whether it multiplies. Each family has one.
 FACTORS = {
     "logit_scale": True,
@@ -46,6 +50,16 @@ def text_body(model: PreTrainedModel) -> PreTrainedModel:
     if model.base_model is model:  # Llama 4's class names a part that only its multimodal class has
         return getattr(model, "model", model)
     return model.base_model
+
+
+def cache_name(forward: Callable) -> str:
+    """By which name a forward of transformers, of a model or a layer, takes its cache. ValueError:
+    by none that is known here."""
+    names = inspect.signature(forward).parameters
+    for name in CACHE_NAMES:
+        if name in names:
+            return name
+    raise ValueError(f"a forward takes no cache, but {', '.join(names)}")
 
 
 def shortened(body: PreTrainedModel, count: int) -> PreTrainedModel:

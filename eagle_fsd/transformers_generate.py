@@ -31,8 +31,8 @@ from eagle_fsd.decoding.loop import DecodeConfig, Generation, Round, StopConfig,
 from eagle_fsd.decoding.target import Target, generation_defaults
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.drafters.eagle import head_drafter
-from eagle_fsd.engine.trial import check_tree_attention
-from eagle_fsd.families import check_supported, text_config
+from eagle_fsd.engine.trial import check_target
+from eagle_fsd.families import CACHE_NAMES, check_supported, text_config
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.models.assets import EMBEDDED_TARGET
 from eagle_fsd.models.chat import tell_added
@@ -42,7 +42,7 @@ from eagle_fsd.models.weights import UNLOADABLE
 
 HONOURED = ("do_sample", "temperature", "top_k", "top_p")  # of a generation config
 # what `generate` itself hands on to a forward over token ids
-FORWARD = ("attention_mask", "logits_to_keep", "past_key_values", "position_ids", "use_cache")
+FORWARD = ("attention_mask", "logits_to_keep", "position_ids", "use_cache", *CACHE_NAMES)
 
 
 class Built(NamedTuple):
@@ -177,7 +177,7 @@ class DecodingMethod:
         # 2. A shallow copy of the model runs its own layers, takes the generation config that a
         # Target gives it, and does not keep the model alive.
         target = Target(copy.copy(model), feature_layers=layers)
-        check_tree_attention(target)
+        check_target(target)
         # 3. A tokenizer beside the model's weights tells what ends a turn.
         tokenizer = None
         if folder and not self._generate_ends:
@@ -231,7 +231,9 @@ def _read_request(
         f"a batch of {B}": B > 1,
         "padding": mask is not None and not mask.all(),
         "position_ids": position is not None and position[0].tolist() != list(range(T)),
-        "past_key_values": getattr(rest.get("past_key_values"), "_is_user_defined", False),
+        "a cache (past_key_values)": any(
+            getattr(rest.get(name), "_is_user_defined", False) for name in CACHE_NAMES
+        ),
         "cache_implementation": asked.cache_implementation,
         "return_dict_in_generate": asked.return_dict_in_generate,
         f"{names} (not of temperature, top_k and top_p)": len(processors) > sum(own),

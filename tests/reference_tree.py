@@ -16,6 +16,7 @@ from transformers import DynamicCache
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.families import cache_name
 
 Path = tuple[int, ...]
 
@@ -128,7 +129,8 @@ def assert_cache_is_of(target: Target, tokens: list[int]) -> None:
     """The target's cache == transformers' own after one forward of these tokens."""
     # without a config it keeps the whole rows of sliding layers; with one it has states
     fresh = DynamicCache(config=target.config) if target.has_states else DynamicCache()
-    target.model(torch.tensor([tokens]), past_key_values=fresh, use_cache=True)
+    given = {cache_name(target.model.forward): fresh}
+    target.model(torch.tensor([tokens]), use_cache=True, **given)
     close = partial(torch.testing.assert_close, atol=close_of(target), rtol=close_of(target))
     compared = 0
     for ours, theirs in zip(target.cache.layers, fresh.layers, strict=True):

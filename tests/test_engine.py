@@ -386,7 +386,7 @@ def test_the_next_engine_is_taken_and_one_that_is_named_refused(keep_stock, caps
     prompt = prompt_tokens(19)
     expected = by_generate(Target(HidesItsReads()), prompt)
     assert run(target, RootDrafter(), prompt).tokens == expected
-    with pytest.raises(BadInput, match="^engine 'packed' cannot run .*: use auto$"):
+    with pytest.raises(BadInput, match="^engine 'packed' cannot run .*: use auto; here are"):
         checked_target(HidesItsReads, [Packed()], keep_stock=keep_stock)
 
 

@@ -21,7 +21,7 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
-from eagle_fsd.engine.trial import check_tree_attention
+from eagle_fsd.engine.trial import check_target
 from eagle_fsd.families import check_supported
 
 
@@ -89,8 +89,8 @@ def test_transformers_functions_are_back_after_an_error():
 @torch.inference_mode()
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_states_stay_in_float32_beside_half_precision_weights(family):
+    check_target(Target(hybrid_model(family)))
     target = Target(hybrid_model(family).bfloat16())
-    check_tree_attention(target)
     target.start(60)
     target.prefill(torch.tensor(prompt_tokens(9)))
     logits_NV, _ = target.verify(random_tree(2))

@@ -40,7 +40,7 @@ def fitted_head(head, target: Target, texts: list[PlainText], epochs: int):
     kept_R = torch.arange(target.vocab_size) if token_R is None else token_R
     outside[kept_R] = torch.arange(kept_R.shape[0])
     ids = [torch.tensor(text.ids) for text in texts]
-    features = [target.hidden_and_features(i[None], use_cache=False)[1] for i in ids]
+    features = [target.hidden_and_features(i[None])[1] for i in ids]
     optimizer = torch.optim.Adam(head.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(1)
     for _ in range(epochs):
@@ -140,7 +140,7 @@ def test_levels_count_hits_and_js_over_the_whole_vocabulary(case, monkeypatch):
     rows = judge_levels(drafter, text, *text.states(model.target), levels=5)
     ids_L = torch.tensor(text.ids)
     with torch.inference_mode():
-        hidden, features = target.hidden_and_features(ids_L[None], use_cache=False)
+        hidden, features = target.hidden_and_features(ids_L[None])
         angles = head.angles(torch.arange(len(ids_L) - 1))
         drafted = head(head.fuse(features)[:, :-1], target.embed(ids_L[1:])[None], angles)[0]
         draft_TV = draft_TR = drafter.readout(drafted)

@@ -25,7 +25,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.engine.select import ENGINES
-from eagle_fsd.engine.trial import check_tree_attention
+from eagle_fsd.engine.trial import check_target
 from eagle_fsd.families import logit_factor
 from eagle_fsd.models.load import load_target
 from eagle_fsd.transformers_generate import custom_generate
@@ -51,7 +51,7 @@ def test_logits_have_the_family_s_factor(family, engine):
     losses read. Bug held down: ten families were refused for it."""
     config = AutoConfig.for_model(family, **SIZES | SCALED[family])
     target = Target(random_model(config, seed=0), engine=ENGINES[engine]())
-    check_tree_attention(target)
+    check_target(target)
     for seed, length in enumerate([1, LONG]):
         assert largest_error(target, prompt_tokens(length), random_tree(seed)) < 1e-4
     hidden_ND, token_R = torch.randn(5, target.hidden_size), torch.tensor([2, 17, 90])
@@ -89,7 +89,7 @@ def test_llama_4_sees_its_own_chunk_and_scales_queries_by_position(engine):
     )
     assert set(config.layer_types) == {"chunked_attention", "full_attention"}
     target = Target(random_model(config, seed=0), engine=ENGINES[engine]())
-    check_tree_attention(target)
+    check_target(target)
     for seed, length in enumerate([1, CHUNK - 3, CHUNK - 1, CHUNK, 2 * CHUNK + 7]):
         assert largest_error(target, prompt_tokens(length), random_tree(seed)) < 1e-4
     prompt, budget = prompt_tokens(5), 3 * CHUNK
@@ -105,7 +105,7 @@ def test_longrope_targets_read_texts_up_to_the_length_at_which_positions_change(
     factors = {"short_factor": [1.0] * 5, "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0]}
     config = LlamaConfig(**SIZES, rope_parameters={"rope_type": "longrope"} | TURN | factors)
     target = Target(random_model(config, seed=0))
-    check_tree_attention(target)
+    check_target(target)
     most = TURN["original_max_position_embeddings"]
     assert target.max_positions == most < config.max_position_embeddings
     prompt, budget = prompt_tokens(9), most - 9
@@ -190,6 +190,6 @@ def test_stop_tokens_and_ties_are_those_of_the_whole_checkpoint(tmp_path):
 def test_a_window_longer_than_the_positions_is_no_window():
     """Phi-3 and Phi-4 come with one of 262,144 tokens over 131,072 positions."""
     target = Target(random_model(AutoConfig.for_model("phi3", **SIZES, sliding_window=999), seed=0))
-    check_tree_attention(target)
+    check_target(target)
     assert target.max_positions == 251
     assert largest_error(target, prompt_tokens(LONG), random_tree(1)) < 1e-4

@@ -143,7 +143,7 @@ def test_a_tree_by_price_is_the_part_of_a_large_tree_that_is_worth_it():
         for prices in ({}, {"keep": keep, "deepen": deepen}):
             drafter = EagleDrafter(head, target, TreeConfig(36, 3, 4, **prices))  # the whole pool
             drafter.reset(20, prompt[0].item())
-            _, features_LF = target.hidden_and_features(prompt[None], use_cache=False)
+            _, features_LF = target.hidden_and_features(prompt[None])
             drafter.observe(features_LF[0], [*prompt[1:].tolist(), 7])
             trees.append(drafter.propose())
         whole, priced = trees

@@ -25,6 +25,7 @@ from eagle_fsd.decoding.engine import STOCK, Engine, Seen
 from eagle_fsd.decoding.sampling import no_numbers
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.families import (
+    cache_name,
     logit_factor,
     longest_text,
     shortened,
@@ -50,7 +51,7 @@ def generation_defaults(config: GenerationConfig) -> dict[str, object]:
 
 class Target:
     """A target model and the cache of the one sequence that it is decoding. One made by hand is
-    not checked: some families verify trees wrongly (engine.trial.check_tree_attention).
+    not checked: some families verify trees wrongly (engine.trial.check_target).
 
     Args:
         model: in eval mode. Its generation config is cleared but for the stop tokens, so that
@@ -115,6 +116,7 @@ class Target:
         self.has_stock = keep_stock or not engine.rebuilds
         rebuilt = engine.rebuild(model, keep_stock=keep_stock)
         self._body = text_body(rebuilt)
+        self._cache_name = cache_name(self._body.forward)
         if self.num_layers in self.feature_layers:
             self._body = with_last_state(self._body)
         self._read = engine.linear(self.lm_head.weight, self.lm_head.bias)
@@ -274,8 +276,7 @@ class Target:
                 token_N[None],
                 attention_mask=mask,
                 position_ids=None if position_N is None else position_N[None],
-                past_key_values=cache,
-                use_cache=True,
+                cache=cache,
                 **({} if nodes is None else {ARGUMENT: nodes}),
             )
         finally:
@@ -287,12 +288,13 @@ class Target:
         self.cache.keep_path(node_A, uncommitted)
 
     def hidden_and_features(
-        self, token_BN: torch.Tensor, **forward
+        self, token_BN: torch.Tensor, *, cache: TreeCache | None = None, **forward
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One forward of the model, which takes `forward` beside token ids: hidden states after the
-        final norm [B, N, D] and features [B, N, F], on `device`."""
+        """One forward of the model, which takes `forward` beside token ids and cache: hidden states
+        after the final norm [B, N, D] and features [B, N, F], on `device`."""
         fused = bool(self.feature_layers)
         token_BN = token_BN.to(self.embed_tokens.weight.device)
+        forward |= {self._cache_name: cache, "use_cache": cache is not None}
         output = self._body(input_ids=token_BN, output_hidden_states=fused, **forward)
         hidden_BND = output.last_hidden_state.to(self.device)
         if not fused:

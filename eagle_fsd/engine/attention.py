@@ -10,6 +10,7 @@ d head size.
 """
 
 import copy
+import inspect
 from collections.abc import Callable
 
 import torch
@@ -25,9 +26,19 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from eagle_fsd.decoding.engine import Engine
-from eagle_fsd.families import text_body, text_config
+from eagle_fsd.families import CACHE_NAMES, cache_name, text_body, text_config
+from eagle_fsd.recurrent.states import ARGUMENT
 
 NAME = "eagle_fsd_folded"
+
+# What a layer may tell its attention that changes nothing here: masks and positions of nodes are
+# those that the target made. Whatever else it tells, transformers' own attention is to hear.
+UNHEARD = frozenset(
+    {"is_causal", "output_attentions", "output_hidden_states", "position_ids", "sliding_window"}
+    | {"use_cache", ARGUMENT}
+)
+# What a layer's forward must take, by these names and no others, for RotaryAttention to replace it
+ROTARY = {"hidden_states", "position_embeddings", "attention_mask"}
 
 # From this number of scores a key head on, two bf16 products beat the flash kernel on a CPU
 # (measured: 1.6 times at 60 nodes and 200 keys, 1.4 at 8 and 4,000). Their scores are rounded to
@@ -54,6 +65,7 @@ def folded_attention(
         key, value: [B, G, K, d].
         attention_mask: from masks.additive_mask; or of one query a sequence, [B, 1, 1, K]; or None
             with one query, which sees every key.
+        kwargs: of what is not in UNHEARD all but None goes to transformers' sdpa attention.
     """
     B, H, N, d = query.shape
     G = key.shape[1]
@@ -62,7 +74,10 @@ def folded_attention(
     if attention_mask is not None and N == 1 and attention_mask.shape[1] in (1, G):
         attention_mask = attention_mask.expand(-1, -1, rows, -1)
     whole = N == 1 if attention_mask is None else attention_mask.shape[2] == rows
-    if (B > 1 and N > 1) or not whole or kwargs.get("softcap") is not None:
+    heard = not UNHEARD.issuperset(kwargs) and any(
+        value is not None for name, value in kwargs.items() if name not in UNHEARD
+    )
+    if (B > 1 and N > 1) or not whole or heard:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -113,6 +128,7 @@ class RotaryAttention:
         rotation: Rotation,
     ):
         self._layer, self._stock, self._product = attention, attention.forward, product
+        self._cache_name = cache_name(attention.forward)
         self._size = attention.head_dim
         self._queries = attention.q_proj.out_features // self._size
         self._keys = attention.k_proj.out_features // self._size
@@ -123,10 +139,10 @@ class RotaryAttention:
         hidden_states: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         attention_mask: torch.Tensor | None = None,
-        past_key_values=None,
         **more,
     ) -> tuple[torch.Tensor, None]:
-        """In transformers' calling convention: [B, N, D], and no weights."""
+        """In transformers' calling convention: [B, N, D], and no weights. `more` are the cache, by
+        the stock layer's name for it, and what that layer hands on to its attention."""
         cos, sin = position_embeddings or (None, None)  # Granite 4 places no token
         rotary = cos is not None and cos.shape[-1] == self._size
         if not rotary or self._layer.config._attn_implementation != NAME:
@@ -134,9 +150,9 @@ class RotaryAttention:
                 hidden_states,
                 position_embeddings=position_embeddings,
                 attention_mask=attention_mask,
-                past_key_values=past_key_values,
                 **more,
             )
+        cache = more.pop(self._cache_name, None)
         B, N, _ = hidden_states.shape
         H, turned = self._queries, self._queries + self._keys
         states = self._product(hidden_states).view(B, N, -1, self._size).transpose(1, 2)
@@ -149,12 +165,22 @@ class RotaryAttention:
         rolled = torch.roll(part, self._size // 2, -1)
         part = torch.addcmul(part * rotation.cos, rolled, rotation.signed_sin)
         query, key = part[:, :H], part[:, H:]
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self._layer.layer_idx)
+        if cache is not None:
+            key, value = cache.update(key, value, self._layer.layer_idx)
         output, _ = folded_attention(
             self._layer, query, key, value, attention_mask, scaling=self._layer.scaling, **more
         )
         return self._layer.o_proj(output.reshape(B, N, -1)), None
+
+
+def takes_rotary(forward: Callable) -> bool:
+    """Whether a layer's forward takes what RotaryAttention does, a cache among it, and nothing more
+    by name, so that nothing is swallowed; position_ids say what the rotary positions do."""
+    names = inspect.signature(forward).parameters
+    kinds = {name: parameter.kind for name, parameter in names.items()}
+    by_name = {name for name, kind in kinds.items() if kind != inspect.Parameter.VAR_KEYWORD}
+    more = by_name - ROTARY - {"position_ids"}
+    return by_name >= ROTARY and len(more) == 1 and more <= {*CACHE_NAMES}
 
 
 AttentionInterface.register(NAME, folded_attention)

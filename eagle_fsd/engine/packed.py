@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from eagle_fsd.decoding.cache import additive_mask
 from eagle_fsd.engine import products
-from eagle_fsd.engine.attention import NAME, Folded, RotaryAttention, Rotation
+from eagle_fsd.engine.attention import NAME, Folded, RotaryAttention, Rotation, takes_rotary
 from eagle_fsd.engine.products import GatedMlp, Joined, Linear, PackedLinear, RmsNorm
 
 # Layers of one parent that a decoder layer calls one after the other with the same input.
@@ -170,6 +170,8 @@ def lean_attention(
 ) -> RotaryAttention | None:
     """For a self-attention whose linear layers are still its own; None where it computes something
     else."""
+    if not takes_rotary(attention.forward):
+        return None
     names = {name for name, _ in attention.named_children()}
     size, config = getattr(attention, "head_dim", None), getattr(attention, "config", None)
     implementation = getattr(config, "_attn_implementation", None)
@@ -184,7 +186,6 @@ def lean_attention(
     call = {
         "position_embeddings": (angles_BNd.cos(), angles_BNd.sin()),
         "attention_mask": additive_mask(seen_NN, weight.dtype, rows),
-        "past_key_values": None,
     }
     # Some layers clip queries or cap scores (OLMo, Gemma 2): large numbers show that. A softmax of
     # such scores hangs on their roundings, so that only gross differences count.

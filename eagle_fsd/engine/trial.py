@@ -1,14 +1,18 @@
-"""Whether a model verifies draft trees correctly, by trial: its family, and an engine on it.
+"""Whether a loaded model decodes rightly here, by trial: its family, the versions of transformers
+and torch, and an engine on it.
 
-Of a family that is not tested a small tree is verified behind a prompt, and compared with what the
-stock model gives for each of its branches, run alone: first by the stock model itself, so that a
-fault of the family is not taken for one of an engine, then by the engines in turn.
+A short text is decoded as the loop does it: a prompt, single tokens, then a draft tree of which one
+branch bears the text's next tokens, and is kept. The logits behind each token are compared with
+those of one forward of the stock model over the whole text, without a cache. Every target is tried
+when it is loaded, also one of a tested family: another release of transformers may change what was
+right (5.24 renamed an argument, and a cache of 5.23's name was no longer filled).
 """
 
+import copy
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,149 +27,183 @@ from eagle_fsd.config import BadInput, one_line
 from eagle_fsd.decoding.engine import Engine
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.families import TESTED_FAMILIES, check_supported, text_body
+from eagle_fsd.families import (
+    TESTED_FAMILIES,
+    check_supported,
+    longest_text,
+    text_body,
+    text_config,
+)
+from eagle_fsd.versions import told_versions
 
-PROMPT, SHORT_WINDOW = 300, 200  # tokens
+PROMPT, SINGLES = 24, 3  # tokens of the text in front of the tree
 # 20 children of the root, then two chains of three below the first and the last of them: the tree
 # is wide, so that a model which goes by row instead of position is found out.
 PARENTS = [0] * 21 + [1, 21, 22, 20, 24, 25]
-LEAVES = (10, 23, 26)
-# Of nodes whose row is not their depth: by how much of the logits' size tree and branch may differ.
-# In 16 bits a router of experts may choose another one for a single node, so that there half of the
-# nodes must be close; in float32 all.
-ALLOWED, ALLOWED_HALF = 1e-3, 0.05
+BRANCH = [0, 20, 24, 25, 26]  # bears the text
+KEPT = 3  # of its nodes
+SHORT_WINDOW = 12  # tokens: less than the prompt
+# By how much of their size two computations of the same logits may differ: in float32 those of
+# every token. 16 bits round by some 0.04 of it, and a router of experts may choose another one for
+# a single token, so that half of the tokens must be close; of a family whose layers the tests know,
+# only what is gross is held to be a fault (a mask that is ignored: 0.66 on the embedded target).
+ALLOWED, ALLOWED_HALF, GROSS = 1e-3, 0.1, 0.25
 # Names by which configs and layers know how far back a layer looks
 WINDOW_NAMES = re.compile("window(?!_layers)|local_attention|attention_chunk|index_topk")
 # What a family's own code raises where it cannot do what is asked of it
 FAILURES = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+NOT_CACHED = "they keep no keys and values of a text in transformers' cache"
+NOT_CHAINED = (
+    "with what their cache keeps of a text, the logits of its next tokens are others than without"
+)
+NOT_BRANCHED = (
+    "their layers do not go by the mask and the positions of a draft tree, whose logits are others "
+    "than those of the same tokens run alone"
+)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A prompt, a tree behind it, and the stock model's logits for its nodes [V], by node."""
+    """A text with a tree behind it, and the stock model's logits behind each token of the text, the
+    tree's BRANCH included, [L, V] in float32."""
 
-    prompt_L: torch.Tensor
+    text_L: torch.Tensor
     tree: DraftTree
-    alone: dict[int, torch.Tensor]
+    whole_LV: torch.Tensor
 
+    @classmethod
     @torch.inference_mode()
-    def fault(self, target: Target) -> str:
-        """What is wrong with the target's verification of the tree; empty if nothing."""
-        with _short_windows(target):
+    def of(cls, model: PreTrainedModel) -> "Trial":
+        """Of a stock model. BadInput: its family is not supported, or cannot be run."""
+        check_supported(model.config)
+        config, V = text_config(model.config), model.get_output_embeddings().weight.shape[0]
+        if "position_ids" not in inspect.signature(text_body(model).forward).parameters:
+            raise _unsupported(
+                config, "they take no position_ids, so the nodes of a draft tree cannot be placed"
+            )
+        longest = longest_text(config)
+        count = max(1, min(PROMPT + SINGLES, longest - len(BRANCH)))
+        nodes = [(11 * node + 5) % min(V, 991) for node in range(len(PARENTS))]
+        text = [(7 * place + 3) % min(V, 997) for place in range(count)]
+        device = model.get_input_embeddings().weight.device
+        text_L = torch.tensor([*text, *(nodes[node] for node in BRANCH)], device=device)
+        with _short_windows([model], longest):
             try:
-                target.start(len(self.prompt_L) + self.tree.size)
-                target.prefill(self.prompt_L)
-                if not any(getattr(layer, "is_initialized", True) for layer in target.cache.layers):
-                    return "they keep no keys and values of a text in transformers' cache"
-                logits_NV = target.verify(self.tree)[0].float()
+                output = model(input_ids=text_L[None], use_cache=False)
             except torch.OutOfMemoryError:
                 raise
             except FAILURES as error:
-                why = "their layers take no mask, positions or cache of a draft tree"
-                return f"{why} ({one_line(error)})"
-            finally:
-                target.close()
-        alone_MV = torch.stack([*self.alone.values()])
-        size_M = (alone_MV - alone_MV.mean(dim=1, keepdim=True)).norm(dim=1)
-        error_M = (logits_NV[[*self.alone]] - alone_MV).norm(dim=1) / size_M
+                raise _unsupported(config, f"running them failed with {one_line(error)}") from error
+        tree = DraftTree.from_parents(nodes, PARENTS, device=device)
+        return cls(text_L, tree, output.logits[0].float())
+
+    @torch.inference_mode()
+    def fault(self, target: Target) -> str:
+        """What is wrong with the target's decoding of the text; empty if nothing."""
         exact = target.dtype == torch.float32 and getattr(target.engine, "exact", True)
-        error, allowed = (error_M.max(), ALLOWED) if exact else (error_M.median(), ALLOWED_HALF)
-        if error < allowed:
-            return ""
-        return (
-            "their layers do not go by the mask and the positions of a draft tree, whose logits are"
-            f" others than those of the same tokens run alone (relative error {error:.2g})"
-        )
+        allowed_half = GROSS if target.config.model_type in TESTED_FAMILIES else ALLOWED_HALF
+        modules = [part for part in vars(target).values() if isinstance(part, nn.Module)]
+        try:
+            with _short_windows(modules, target.max_positions):
+                for told, places, logits_CV in self._decoded(target):
+                    whole_CV = self.whole_LV[places].to(logits_CV.device)
+                    size_C = (whole_CV - whole_CV.mean(dim=1, keepdim=True)).norm(dim=1)
+                    error_C = (logits_CV.float() - whole_CV).norm(dim=1) / size_C
+                    error = error_C.max() if exact else error_C.median()
+                    if not error < (ALLOWED if exact else allowed_half):  # NaN too
+                        layers = target.cache.layers
+                        kept = any(getattr(layer, "is_initialized", True) for layer in layers)
+                        return f"{told if kept else NOT_CACHED} (relative error {error:.2g})"
+        except (BadInput, torch.OutOfMemoryError):
+            raise
+        except FAILURES as error:
+            why = "their layers take no mask, positions or cache of a draft tree"
+            return f"{why} ({one_line(error)})"
+        finally:
+            target.close()
+        return ""
+
+    def _decoded(self, target: Target) -> Iterator[tuple[str, list[int], torch.Tensor]]:
+        """Decodes it as the loop does: what a fault would be, places in the text, and the logits
+        behind these [C, V]."""
+        text_L = self.text_L.to(target.device)
+        root = len(text_L) - len(BRANCH)
+        prompt, own_1 = max(1, root - SINGLES), torch.zeros_like(text_L[:1])
+        target.start(len(text_L) + self.tree.size)
+        prefilled_V, _ = target.prefill(text_L[:prompt])
+        singles = [prefilled_V[None]]
+        for place in range(prompt, root):
+            singles.append(self._single(target, text_L[place]))
+            target.commit(own_1)
+        yield NOT_CHAINED, [*range(prompt - 1, root)], torch.cat(singles)
+        branch_CV = target.verify(self.tree)[0][BRANCH]
+        target.commit(own_1.new_tensor(BRANCH[:KEPT]))
+        branch_CV = torch.cat([branch_CV, self._single(target, text_L[root + KEPT])])
+        yield NOT_BRANCHED, [*range(root, len(text_L)), root + KEPT], branch_CV
+
+    def _single(self, target: Target, token: torch.Tensor) -> torch.Tensor:
+        tree = DraftTree.from_parents([int(token)], [0], device=target.device)
+        return target.verify(tree)[0]
+
+
+def check_target(target: Target) -> None:
+    """Refuse, by a BadInput, a target of a stock model that does not decode rightly here."""
+    if fault := Trial.of(target.model).fault(target):
+        raise _unsupported(target.config, fault)
 
 
 def checked_target(
     new_model: Callable[[], PreTrainedModel], engines: list[Engine], **settings
 ) -> Target:
-    """A target of the model, by the first of the engines (choose_engines) that verifies trees as
-    the stock model; which one cannot is said. `new_model` is called again where an engine has
-    rebuilt the model in vain; `settings` are a Target's. BadInput: the family is not supported, or
-    the one engine that is wanted cannot run it."""
-    # 1. The stock model.
+    """A target of the model, by the first of the engines (choose_engines) that decodes as the stock
+    model; which one cannot is said. `new_model` is called again where an engine has rebuilt the
+    model in vain; `settings` are a Target's. BadInput: the family is not supported, or the one
+    engine that is wanted cannot run it."""
     model = new_model()
-    kind, generation_config = model.config.model_type, model.generation_config
-    try:
-        stock = Target(model)
-    except FAILURES as error:
-        why = f"they are not what a language model is here ({one_line(error)})"
-        raise _unsupported(model.config, why) from error
-    trial = check_tree_attention(stock)
-    del stock
-    model.generation_config = generation_config  # which a Target takes
-    # 2. The engines in turn; those that leave the layers as they are need no trial.
+    config, trial = text_config(model.config), Trial.of(model)
     for engine, next_engine in zip_longest(engines, engines[1:]):
-        tried = trial is not None and engine.rebuilds
+        # 1. The engine on the model, tried.
         try:
             target = Target(model or new_model(), engine=engine, **settings)
-            fault = trial.fault(target) if tried else ""
+            fault = trial.fault(target)
             if fault and target.masks.keywords["repeats"] > 1:
                 # some layers work on their mask or repeat keys themselves: a mask for all heads
                 target.masks = partial(target.masks, repeats=1)
                 fault = trial.fault(target)
+        except (BadInput, torch.OutOfMemoryError):
+            raise
         except FAILURES as error:
-            if not tried:
-                raise
             fault = f"exchanging layers failed with {one_line(error)}"
         if not fault:
             return target
-        told = f"engine {engine.name!r} cannot run targets of type {kind!r} ({fault})"
-        if next_engine is None:
-            raise BadInput(f"{told}: use auto")
-        tqdm.write(f"{told}: trying {next_engine.name!r}", file=sys.stderr)
+        # 2. It failed: is it the stock model that does? (A copy's generation config is cleared.)
         model = target = None  # rebuilt; its memory is needed
-
-
-@torch.inference_mode()
-def check_tree_attention(target: Target) -> Trial | None:
-    """The trial, which a target whose model is stock has stood; None of a tested family. BadInput:
-    the family is not supported, cannot be tried, or fails."""
-    check_supported(target.model.config)
-    config = target.config
-    if config.model_type in TESTED_FAMILIES:
-        return None
-    if "position_ids" not in inspect.signature(text_body(target.model).forward).parameters:
-        raise _unsupported(
-            config, "they take no position_ids, so the nodes of a draft tree cannot be placed"
-        )
-    length = max(1, min(PROMPT, target.max_positions - 6))
-    prompt_L = (torch.arange(length, device=target.device) * 7 + 3) % min(target.vocab_size, 997)
-    tokens = [(11 * node + 5) % min(target.vocab_size, 991) for node in range(len(PARENTS))]
-    tree = DraftTree.from_parents(tokens, PARENTS, device=target.device)
-    alone: dict[int, torch.Tensor] = {}
-    with _short_windows(target):
+        model = new_model()
         try:
-            for leaf in LEAVES:
-                branch_A = tree.ancestor_NN[leaf].nonzero()[:, 0]
-                ids = torch.cat([prompt_L, tree.token_N[branch_A]])[None]
-                logits_AV = target.model(input_ids=ids).logits[0, -len(branch_A) :].float()
-                alone |= zip(branch_A.tolist(), logits_AV, strict=True)
-        except torch.OutOfMemoryError:
+            check_target(Target(copy.copy(model)))
+        except (BadInput, torch.OutOfMemoryError):
             raise
         except FAILURES as error:
-            raise _unsupported(config, f"running them failed with {one_line(error)}") from error
-    below = {node: logits_V for node, logits_V in alone.items() if node > 1}
-    trial = Trial(prompt_L, tree, below)
-    if fault := trial.fault(target):
-        raise _unsupported(config, fault)
-    return trial
+            why = f"they are not what a language model is here ({one_line(error)})"
+            raise _unsupported(config, why) from error
+        # 3. It is the engine.
+        told = f"engine {engine.name!r} cannot run targets of type {config.model_type!r} ({fault})"
+        if next_engine is None:
+            raise BadInput(f"{told}: use auto; {told_versions()}")
+        tqdm.write(f"{told}: trying {next_engine.name!r}", file=sys.stderr)
 
 
 def _unsupported(config: PretrainedConfig, why: str) -> BadInput:
     return BadInput(
         f"targets of type {config.model_type!r} are not supported: {why}. Tested families: "
-        f"{', '.join(TESTED_FAMILIES)}"
+        f"{', '.join(TESTED_FAMILIES)}; {told_versions()}"
     )
 
 
 @contextmanager
-def _short_windows(target: Target) -> Iterator[None]:
-    """Windows that the trial's prompt would not leave, though a longer text may, are short
-    meanwhile: a trial beyond the window, at the price of a short prompt."""
-    models = [model for model in vars(target).values() if isinstance(model, nn.Module)]
+def _short_windows(models: Iterable[nn.Module], longest: int) -> Iterator[None]:
+    """Windows that the trial's text would not leave, though a text of `longest` tokens may, are
+    short meanwhile: a trial beyond the window, at the price of a short text."""
     modules = [module for model in models for module in model.modules()]
     pairs = [(module, getattr(module, "config", None) or module) for module in modules]
     holders = {id(holder): holder for pair in pairs for holder in pair}
@@ -173,7 +211,7 @@ def _short_windows(target: Target) -> Iterator[None]:
     try:
         for holder in holders.values():
             for name, value in list(vars(holder).items()):
-                far = type(value) is int and SHORT_WINDOW < value < target.max_positions
+                far = type(value) is int and SHORT_WINDOW < value < longest
                 if far and WINDOW_NAMES.search(name):
                     kept.append((holder, name, value))
                     setattr(holder, name, SHORT_WINDOW)

@@ -64,7 +64,7 @@ class PlainText:
     def states(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
         """The target run over it: hidden states after the final norm [L, D], features [L, F]."""
         ids_L = torch.tensor(self.ids, device=target.device)
-        hidden_1LD, features_1LF = target.hidden_and_features(ids_L[None], use_cache=False)
+        hidden_1LD, features_1LF = target.hidden_and_features(ids_L[None])
         return hidden_1LD[0], features_1LF[0]
 
     @torch.inference_mode()

@@ -31,7 +31,10 @@ from transformers.models.llama.modeling_llama import (
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from eagle_fsd.config import check_known
+from eagle_fsd.families import cache_name
 from eagle_fsd.heads.head_config import HeadConfig
+
+CACHE_NAME = cache_name(LlamaDecoderLayer.forward)
 
 
 class DraftHead(nn.Module):
@@ -183,9 +186,9 @@ def _run(layers: Iterable[_Layer], hidden_BTD, positions, cache, mask) -> torch.
         hidden_BTD = layer(
             hidden_BTD,
             attention_mask=mask,
-            past_key_values=cache,
             use_cache=cache is not None,
             position_embeddings=positions,
+            **{CACHE_NAME: cache},
         )
     return hidden_BTD
 
@@ -210,7 +213,7 @@ class _Eagle3Layer(_Layer):
             torch.cat([self.input_layernorm(embedding_BTD), normed_BTD], dim=-1),
             position_embeddings=position_embeddings,
             attention_mask=mask,
-            past_key_values=cache,
+            **{CACHE_NAME: cache},
         )
         hidden_BTD = hidden_BTD + attended_BTD
         return hidden_BTD + self.mlp(self.post_attention_layernorm(hidden_BTD))

@@ -28,9 +28,10 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.modeling_layers import MtpLayer
 
 from eagle_fsd.config import BadInput, check_known
-from eagle_fsd.families import text_body
+from eagle_fsd.families import cache_name, text_body
 from eagle_fsd.heads.draft_head import DraftHead
 
+CACHE_NAME = cache_name(MtpLayer.forward)
 STATES = ("normed", "raw")
 ROUTER_BIAS = "e_score_correction_bias"  # chooses experts, in float32 whatever the weights are in
 # what two targets have alike of which one's MTP layer is the other's too, as far as configs say
@@ -240,7 +241,7 @@ class MtpHead(DraftHead):
             position_embeddings=angle_T2d.to(hidden_BTD.dtype)[None].unbind(2),
             attention_mask=mask,
             position_ids=None,
-            past_key_values=cache,
+            **{CACHE_NAME: cache},
         )
         return output_BTD if self.config.own == "raw" else self.norm(output_BTD)
 

@@ -99,8 +99,7 @@ class Batch:
             token_BT,
             attention_mask=mask,
             position_ids=position_BC[:, end - T : end].clamp(min=0).to(device),
-            past_key_values=self.cache,
-            use_cache=True,
+            cache=self.cache,
         )
         self.cache.length = end
         going = [self.rows[b] for b in self.going]

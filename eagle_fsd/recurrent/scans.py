@@ -51,6 +51,8 @@ def delta_rule(
     initial_state: torch.Tensor,
     ancestor_NN: torch.Tensor,
     use_qk_l2norm_in_kernel: bool = False,
+    chunk_size: int = 0,
+    output_final_state: bool = True,
     **_: object,
 ) -> tuple[torch.Tensor, Stash]:
     """Of gated delta nets, and of Kimi's delta attention with a decay for each channel.
@@ -64,6 +66,7 @@ def delta_rule(
         g: logarithm of the decay at a node, [1, N, H] or [1, N, H, K].
         beta: [1, N, H].
         initial_state: [1, H, K, V] in float32.
+        chunk_size, output_final_state: a tree is one chunk, and its state is folded later.
     """
     dtype, repeats = query.dtype, value.shape[2] // key.shape[2]
     query_HNK, key_HNK = (
@@ -105,6 +108,8 @@ def mamba2(
     dt_bias: torch.Tensor | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, float("inf")),
+    chunk_size: int = 0,
+    return_final_states: bool = True,
     **_: object,
 ) -> tuple[torch.Tensor, Stash]:
     """Of Mamba-2, where a node adds to the state without reading it.
@@ -116,6 +121,7 @@ def mamba2(
         B, C: [1, N, groups, K], what writes and what reads; each group serves as many heads.
         initial_states: [1, H, V, K] in float32.
         D: [H], a share of the input that goes by the state.
+        chunk_size, return_final_states: as delta_rule's chunk_size and output_final_state.
     """
     if dt_bias is not None:
         dt = dt + dt_bias.to(dt.dtype)

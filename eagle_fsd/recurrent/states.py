@@ -10,6 +10,8 @@ No layer is touched.
 Axes: C channels of the convolution, T taps of its kernel, N tree nodes, A nodes of the kept path.
 """
 
+import functools
+import inspect
 import sys
 import threading
 import weakref
@@ -27,6 +29,7 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 from eagle_fsd.config import BadInput
 from eagle_fsd.recurrent.kinds import CONVOLUTION, CONVOLUTION_ALONE, FAMILIES, SCANS
 from eagle_fsd.recurrent.scans import Stash
+from eagle_fsd.versions import told_versions
 
 # The argument of a model's forward by which its layers' functions are given the tree.
 ARGUMENT = "draft_tree"
@@ -118,7 +121,7 @@ class TreeForward:
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
         activation: str | None = None,
-        **_: object,
+        **_: object,  # see exchanged_functions
     ) -> torch.Tensor:
         """In the calling convention of transformers' `causal_conv1d_fn`, depthwise: from [1, C, T +
         N], which begins with the text's last T columns, to the nodes' [1, C, N]."""
@@ -175,13 +178,18 @@ _stock: dict[ModuleType, dict[str, Callable]] = {}
 
 @contextmanager
 def exchanged_functions(body: PreTrainedModel) -> Iterator[None]:
-    """Around a forward of this model over a tree."""
+    """Around a forward of this model over a tree.
+
+    Ours take by name what the stock functions do. Both are also given every argument of the model's
+    forward that its layers do not know, and leave it alone. BadInput: a stock function takes more.
+    """
     module = sys.modules[type(body).__module__]
     with _lock:
         if not _users[module]:
             names = [name for name in (CONVOLUTION, *SCANS) if hasattr(module, name)]
-            _stock[module] = {name: getattr(module, name) for name in names}
-            vars(module).update({name: _ours(name, getattr(module, name)) for name in names})
+            stock = {name: getattr(module, name) for name in names}
+            vars(module).update({name: _ours(name, function) for name, function in stock.items()})
+            _stock[module] = stock
         _users[module] += 1
     try:
         yield
@@ -193,7 +201,21 @@ def exchanged_functions(body: PreTrainedModel) -> Iterator[None]:
                 del _users[module]
 
 
+def _check_arguments(name: str, stock: Callable, ours: Callable) -> None:
+    """Refuse, by a BadInput, a function of transformers that takes more than ours does."""
+    taken, known = (inspect.signature(function).parameters for function in (stock, ours))
+    if new := {arg for arg in taken if taken[arg].kind != inspect.Parameter.VAR_KEYWORD} - {*known}:
+        raise BadInput(
+            f"transformers' {name} of this family takes {', '.join(sorted(new))}, which its form "
+            f"for draft trees does not know: {told_versions()}"
+        )
+
+
+@functools.cache
 def _ours(name: str, stock: Callable) -> Callable:
+    ours = TreeForward.convolution if name == CONVOLUTION else SCANS[name][0]
+    _check_arguments(name, stock, ours)
+
     @wraps(stock)
     def function(*args, **kwargs):
         forward: TreeForward | None = kwargs.pop(ARGUMENT, None)

@@ -22,6 +22,7 @@ from eagle_fsd.api import stream
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.families import cache_name
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.timing import rotated, synchronized_time
 
@@ -59,7 +60,8 @@ def time_forwards(model: Model, context: Sequence[int]) -> dict[str, list[float]
     _, features_LF = target.prefill(context_L)
     probes: dict[str, Probe] = {}
     if target.has_stock:
-        stock = partial(target.model, past_key_values=DynamicCache(config=target.model.config))
+        cache = {cache_name(target.model.forward): DynamicCache(config=target.model.config)}
+        stock = partial(target.model, **cache)
         with torch.inference_mode():
             stock(input_ids=context_L[None], logits_to_keep=1)
         step = torch.inference_mode()(partial(stock, input_ids=context_L[None, -1:]))
