@@ -111,9 +111,7 @@ class Arm:
 
     def check_answers(self) -> None:
         if not self.runs_our_loop:
-            raise BadInput(
-                f"arm {self.text!r} is transformers' own loop: call that, or lm-eval's model hf"
-            )
+            raise BadInput(f"arm {self.text!r} is transformers' own loop: call that")
 
     def build_drafter(self, model: LoadedModels) -> Drafter:
         """Its drafter; build it once, since a reduced draft vocabulary may be copied for it."""

@@ -110,7 +110,6 @@ def turn_record(
                     of: list(map(json_number, getattr(r, of)))
                     for of in ("divergence", "tv", "regret")
                 },
-                **({} if r.dial is None else {"dial": round(r.dial, 6)}),
             }
             for r in result.rounds
         ],
