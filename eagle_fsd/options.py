@@ -139,11 +139,6 @@ class BenchOptions(RunOptions):
     quality_only: bool = option(
         False, "Measure no speeds, so that other processes may use the machine.", may_change=True
     )
-    retime: bool = option(
-        False,
-        "Make the answers again, once, that something else on the machine has slowed down.",
-        may_change=True,
-    )
     traces: int = option(
         0,
         "The number of questions, spread over the categories, whose draft trees are kept for the "
