@@ -71,8 +71,7 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
     bench.answer_all()
     if bench.processes.is_main:
         _, scores = score_run(bench.records(), questions, scorer, bench.run.folder)
-        further = {"scorer": scorer, "scores": scores}
-        print(report_bench(bench, scores=scores, further=further))
+        print(report_bench(bench, scores=scores, further={"scorer": scorer}))
 
 
 def main(arguments: list[str] | None = None) -> None:

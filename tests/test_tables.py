@@ -12,7 +12,7 @@ from hand_records import HAND, NO_ROUNDS, made_run
 from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.curves import GAIN, LEAST, LOSSES, crossing, equal_gain, lost_at
 from eagle_fsd.evaluation.metrics import METRICS, summarize
-from eagle_fsd.evaluation.report.run_data import RunData
+from eagle_fsd.evaluation.run_data import RunData
 
 INTERVAL = {"value": 0.25, "low": -0.5, "high": 1.0}
 FSD = "fsd:0.2"

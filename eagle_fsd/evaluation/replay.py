@@ -163,7 +163,7 @@ def read_arms(texts: Sequence[str], tree: str) -> "list[Arm]":
 
 
 def report(run: Run, records: Mapping[str, Sequence[dict]]) -> None:
-    from eagle_fsd.evaluation.report.run_data import RunData
+    from eagle_fsd.evaluation.run_data import RunData
     from eagle_fsd.evaluation.tables import columns, markdown_table
     from eagle_fsd.runs.jsonl import write_file, write_json
 
