@@ -26,8 +26,8 @@ from eagle_fsd.options import (
     ModelOptions,
     QuestionOptions,
     SamplingOptions,
-    changeable,
     option,
+    other_default,
 )
 
 NOTES = """\
@@ -44,9 +44,13 @@ NOTES = """\
 
 @dataclass
 class SpeedOptions(BenchOptions, QuestionOptions):
-    arms: list[str] = ["generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid", "exact@ngram"]
-    turns: int = 1
-    num_choices: int = 3
+    arms: list[str] = other_default(
+        BenchOptions,
+        "arms",
+        ["generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid", "exact@ngram"],
+    )
+    turns: int = other_default(BenchOptions, "turns", 1)
+    num_choices: int = other_default(BenchOptions, "num_choices", 3)
     context: list[int] = option(
         [200],
         "The lengths of prompts, in tokens, at which rounds are profiled and forwards timed.",
@@ -89,7 +93,7 @@ def run_speed(
         Run(
             bench.run.folder / "rounds",
             bench.run.settings,
-            free=changeable(options),
+            free=bench.run.free,
             key=itemgetter("arm", "context"),
         ),
         lambda: bench.model,

@@ -178,7 +178,7 @@ def correlate(lossy: list[dict]) -> list[dict]:
     lost to plain: of all drafters' together, and of each drafter's; of three arms at least."""
     groups: dict[str, list[dict]] = {}
     for row in lossy:
-        for group in ("all", row["arm"].partition("@")[2] or "the default one"):
+        for group in ("all", parse_arm(row["arm"]).drafted):
             groups.setdefault(group, []).append(row)
     found = []
     for group, rows in groups.items():

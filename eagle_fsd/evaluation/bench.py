@@ -22,7 +22,7 @@ from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.evaluation.answering import TurnTrace, answer_prompt, turn_record
 from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
 from eagle_fsd.models.loaded import Model
-from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, changeable
+from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions
 from eagle_fsd.runs.folder import Processes, Run
 from eagle_fsd.runs.jsonl import write_lines
 from eagle_fsd.thoughts import answer_message, thought_tokens
@@ -56,14 +56,10 @@ class Bench:
         if options.traces:
             self._traced = spread(questions, options.traces, option="--traces")
         self.processes = Processes.launched(cpu=model_options.device == "cpu")
-        settings = {"command": command} | asdict(options) | asdict(sampling)
-        settings |= asdict(model_options) | model_options.digests()
-        free = changeable(options, sampling, model_options)
-        self.run = Run(
-            options.output,
-            settings,
+        self.run = Run.of(
+            *(options, sampling, model_options),
+            further={"command": command} | model_options.digests(),
             name=run_name or command,
-            free=free,
             processes=self.processes,
         )
         for records in self.run.records.values():
