@@ -139,10 +139,10 @@ class Bench:
                 watch=trace.take if trace else None,
             )
             thought = model.find_thought(prompt, result.tokens)
-            turn = turn_record(model, prompt, result, seconds, thought=thought.length)
+            ends = model.text_ends(result.tokens)
+            turn = turn_record(model, prompt, result, seconds, ends, thought=thought.length)
             if trace:
-                tokens = thought_tokens(thought.length, model.text_ends(result.tokens))
-                turn["trace"] = {"thought": tokens} | trace.taken
+                turn["trace"] = {"thought": thought_tokens(thought.length, ends)} | trace.taken
             turns.append({"prompt": text, "seed": seed} | turn)
             messages.append(answer_message(turn["text"], thought))
         return {
