@@ -74,22 +74,28 @@ class PluginOptions:
 
 
 @dataclass
-class RunOptions:
-    """Of commands whose answers to questions go to a folder (runs/folder.py)."""
+class FolderOptions:
+    """Of commands whose records go to a folder (runs/folder.py)."""
 
-    questions: int | None = option(
-        None,
-        "The number of questions, spread evenly over the categories. Not given: all, but of "
-        "MT-Bench mt_bench.py takes 8 on a CPU, speed.py and calibrate.py take 16.",
-        may_change=True,
-    )
-    max_new_tokens: int = option(128, "The most tokens that an answer may have.")
     output: str = option(
         "",
         "The folder that the run is written to. Empty: the first of runs/NAME, runs/NAME_2, ... "
         "that is new or holds a run of the same settings, NAME being what is run.",
         may_change=True,
     )
+
+
+@dataclass
+class RunOptions(FolderOptions):
+    """Of commands whose records are of answers to questions."""
+
+    questions: int | None = option(
+        None,
+        "The number of questions, spread evenly over the categories. Not given: all, but of "
+        "MT-Bench mt_bench.py takes 8 on a CPU, and calibrate.py 16.",
+        may_change=True,
+    )
+    max_new_tokens: int = option(128, "The most tokens that an answer may have.")
 
     def __post_init__(self):
         check_least(self, "--", max_new_tokens=1)

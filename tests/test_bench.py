@@ -203,7 +203,7 @@ def test_scripts_run(models, tmp_path, script):
     generate_compiled compiles."""
     options = [*bench_options(models, tmp_path), "--questions", 1]
     if script == "speed_cpu":
-        options += ["--context", 40, "--arms", "plain", "generate_compiled"]
+        options += ["--arms", "plain", "generate_compiled"]
     command = ["bash", str(ROOT / "scripts" / f"{script}.sh"), *map(str, options)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

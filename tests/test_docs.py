@@ -28,8 +28,9 @@ from eagle_fsd.tasks.scorers import check_scorable
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 RESULTS = sorted((ROOT / "results").glob("**/*.md"))
 PAGES = [ROOT / "README.md", ROOT / "extras/README.md", *DOCS, *RESULTS]
-# Their commands have rules and guards that the library no longer has; the pages name the commit.
-EARLIER = {"calibration", "harm_signals", "rules_temperature_1"}
+# Their commands have rules, guards or options that are gone; the pages name the commit.
+EARLIER = {"calibration", "harm_signals", "priced_trees", "rules_temperature_1"}
+EARLIER |= {"speed_cpu_auto", "speed_rules"}
 
 
 def name(page: Path) -> str:

@@ -166,7 +166,6 @@ class Run:
         key: what identifies a record among those of its name; of two with one key the later counts.
 
     Attributes:
-        free: see there.
         records: name -> key -> record, of the sessions before and of this process; after `finish`
             the main process has all.
     """
@@ -182,7 +181,7 @@ class Run:
         processes: Processes = Processes(),  # noqa: B008  (frozen)
     ):
         self.settings = without_checkout(settings)  # as read back
-        self.free, self.processes = frozenset(free), processes
+        self.processes = processes
         if name and not folder:
             if processes.is_main:
                 folder = str(free_folder(name, self.settings, free))

@@ -37,12 +37,9 @@ WRITTEN += [f"{name}.svg" for name in PLOTS.values()]
 HERE = Path(__file__).parent
 
 
-def report_bench(
-    bench: Bench, *, scores: Sequence[dict] = (), extra: str = "", further: dict | None = None
-) -> str:
+def report_bench(bench: Bench, *, scores: Sequence[dict] = (), further: dict | None = None) -> str:
     """Write summary.md and summary.json; returns what the terminal shows. `scores` are rows of
-    task_scores.compare_scores, `extra` is a text below the tables, `further` are entries of
-    summary.json."""
+    task_scores.compare_scores, `further` are entries of summary.json."""
     folder, settings = bench.run.folder, bench.run.settings
     run = RunData(bench.name, settings, bench.run.sessions, bench.records(), scores=[*scores])
     rows, doubts = run.rows, run.doubts()
@@ -62,7 +59,7 @@ def report_bench(
         name: f"### {name}\n\n{table.note}\n\n{markdown_table(table.rows, table.columns)}"
         for name, table in run.tables.items()
     }
-    text = [title, verdicts, *sections.values(), extra, *notes]
+    text = [title, verdicts, *sections.values(), *notes]
     write_file(folder / "summary.md", "\n\n".join(filter(None, text)) + "\n")
     plugin = ["--plugin", path] if (path := bench.model_options.plugin) else []
     page = shown_command("report.py", folder, *plugin, "--output", f"{folder}_report")
@@ -70,7 +67,7 @@ def report_bench(
         f"All columns, with intervals, are in {folder}: summary.md and summary.json.\n"
         f"The report's page is made by: {page}"
     )
-    shown = [title, sections.get("Scores"), terminal_table(rows), verdicts, extra, *notes, rest]
+    shown = [title, sections.get("Scores"), terminal_table(rows), verdicts, *notes, rest]
     return "\n" + "\n\n".join(filter(None, shown))
 
 
