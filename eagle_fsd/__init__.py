@@ -28,7 +28,6 @@ from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 
 LAZY = dict.fromkeys(["Answer", "Model", "generate", "load", "stream"], "api")
 LAZY |= {
-    "beam_search": "beam",
     "custom_generate": "transformers_generate",
     "embedded_target": "models.assets",
 }

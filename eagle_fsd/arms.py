@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from eagle_fsd.config import BadInput, SamplingConfig, check_known, nearest, tree_name
+from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig, check_known, nearest, tree_name
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.tree import Drafter, RootDrafter
 from eagle_fsd.decoding.verified import Guard, Rule
@@ -83,6 +83,11 @@ class Arm:
         return tree_name(named) if named else ""
 
     @property
+    def drafted(self) -> str:
+        """The drafter's text, "" without drafts: eagle, hybrid:7x3x4."""
+        return _named(self.drafter, DRAFTERS) if self.drafts else ""
+
+    @property
     def value(self) -> float | None:
         """The rule's parameter, None if it has none or an infinite one: what a curve is over."""
         values = list(vars(self.rule).values()) if self.drafts else []
@@ -93,6 +98,16 @@ class Arm:
     def line(self) -> str:
         """The text without the rule's value: the curve that the arm is a point of."""
         return self.text if self.value is None else re.sub(":[^,@]*", "", self.text, count=1)
+
+    def with_rule(self, rule: Rule) -> "Arm":
+        """The same drafter under another rule, without guards."""
+        return arm_of(rule, (), self.drafter)
+
+    def with_tree(self, tree: TreeConfig) -> "Arm":
+        """The same with trees of this shape."""
+        shape = tree_name(replace(tree, keep=0.0, deepen=0.0))
+        drafter = replace(self.drafter, tree=shape, keep=tree.keep, deepen=tree.deepen)
+        return arm_of(self.rule, self.guards, drafter)
 
     def policy(self, sampling: SamplingConfig) -> Policy:
         """How drafts are accepted at this sampling. At temperature 0 a lossy rule has its drafter's
@@ -111,9 +126,7 @@ class Arm:
 
     def check_answers(self) -> None:
         if not self.runs_our_loop:
-            raise BadInput(
-                f"arm {self.text!r} is transformers' own loop: call that, or lm-eval's model hf"
-            )
+            raise BadInput(f"arm {self.text!r} is transformers' own loop: call that")
 
     def build_drafter(self, model: LoadedModels) -> Drafter:
         """Its drafter; build it once, since a reduced draft vocabulary may be copied for it."""
@@ -146,11 +159,16 @@ def parse_arm(text: str, *, tree: str = "") -> Arm:
         drafter, _ = _parse(drafter_text if at else DEFAULT_DRAFTER, DRAFTERS, "drafter", {})
     if drafter.needs_head and drafter.shape and tree_name(drafter.shape) == tree:
         drafter = replace(drafter, tree="", keep=0.0, deepen=0.0)
+    return arm_of(rule, guards, drafter)
+
+
+def arm_of(rule: Rule, guards: tuple[Guard, ...], drafter: DrafterSettings) -> Arm:
+    """The arm of these settings, with its canonical text."""
     limits = [_named(guard, GUARDS).replace(":", "=") for guard in guards]
-    whole = ",".join([_named(rule, RULES), *limits])
+    text = ",".join([_named(rule, RULES), *limits])
     if (drafted := _named(drafter, DRAFTERS)) != DEFAULT_DRAFTER:
-        whole += f"@{drafted}"
-    return Arm(whole, rule, guards, drafter)
+        text += f"@{drafted}"
+    return Arm(text, rule, guards, drafter)
 
 
 def parse_arms(texts: Sequence[str], *, tree: str = "") -> list[Arm]:

@@ -1,17 +1,19 @@
 """The options that commands share, each declared once. Nothing heavy is imported before they are
 parsed (cli.py).
 
-A command's options are a subclass of the groups that it takes, with those of its own. A group's
-option that has another default there is given it as a plain value:
+A command's options are a subclass of the groups that it takes, with those of its own:
 
     @dataclass
-    class SpeedOptions(BenchOptions, QuestionOptions):
-        turns: int = 1                              # BenchOptions says what turns are
-        context: list[int] = option([200], "...")   # its own
+    class TaskOptions(BenchOptions):
+        task: str = option("", "...")
+        max_new_tokens: int = other_default(RunOptions, "max_new_tokens", 256)
+
+What makes two runs the same is what a dataclass compares: a run goes on although an option with
+may_change is another now (runs.folder.Run.of).
 """
 
 from collections.abc import Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,48 +34,28 @@ if TYPE_CHECKING:
     from eagle_fsd.models.loaded import Model
 
 
-class Changeable(str):
-    """The help text of an option that may change from one session of a run to the next."""
-
-
 def option(default, help: str, *, may_change: bool = False):
-    """A dataclass field with its help text. With may_change a run that is there goes on although
-    the option is another now."""
-    # the parser hands all other metadata on to argparse
-    metadata = {"help": Changeable(help) if may_change else help}
+    """A dataclass field with its help text."""
+    kept = {"compare": not may_change, "metadata": {"help": help}}
     if isinstance(default, list):
-        return field(default_factory=default.copy, metadata=metadata)
-    return field(default=default, metadata=metadata)
+        return field(default_factory=default.copy, **kept)
+    return field(default=default, **kept)
 
 
-class Options:
-    """A group of options. A subclass that gives one of them another default keeps its help."""
-
-    def __init_subclass__(cls):
-        for base in cls.__mro__[1:]:
-            for name, declared in getattr(base, "__dataclass_fields__", {}).items():
-                if name in vars(cls) and not isinstance(default := vars(cls)[name], Field):
-                    help = declared.metadata["help"]
-                    again = option(default, help, may_change=isinstance(help, Changeable))
-                    setattr(cls, name, again)
-
-
-def changeable(*options: object) -> frozenset[str]:
-    """Names of the options that may change; where a run lies, and a plug-in, always may."""
-    free = {"output", "plugin"}
-    for group in options:
-        for option_field in fields(group):
-            if isinstance(option_field.metadata.get("help"), Changeable):
-                free.add(option_field.name)
-    return frozenset(free)
+def other_default(group: type, name: str, default):
+    """A group's option, of which a command has another default."""
+    declared = group.__dataclass_fields__[name]
+    return option(default, declared.metadata["help"], may_change=not declared.compare)
 
 
 @dataclass
-class PluginOptions(Options):
+class PluginOptions:
     """Of commands that take arms or read a run of them."""
 
     plugin: str = option(
-        "", "A Python file with rules of your own, which is executed; see docs/extend.md."
+        "",
+        "A Python file with rules of your own, which is executed; see docs/extend.md.",
+        may_change=True,  # its digest may not
     )
 
     def load_plugin(self) -> None:
@@ -92,21 +74,28 @@ class PluginOptions(Options):
 
 
 @dataclass
-class RunOptions(Options):
-    """Of commands whose answers to questions go to a folder (runs/folder.py)."""
+class FolderOptions:
+    """Of commands whose records go to a folder (runs/folder.py)."""
 
-    questions: int | None = option(
-        None,
-        "The number of questions, spread evenly over the categories. Not given: all, but of "
-        "MT-Bench mt_bench.py takes 8 on a CPU, speed.py and calibrate.py take 16.",
-        may_change=True,
-    )
-    max_new_tokens: int = option(128, "The most tokens that an answer may have.")
     output: str = option(
         "",
         "The folder that the run is written to. Empty: the first of runs/NAME, runs/NAME_2, ... "
         "that is new or holds a run of the same settings, NAME being what is run.",
+        may_change=True,
     )
+
+
+@dataclass
+class RunOptions(FolderOptions):
+    """Of commands whose records are of answers to questions."""
+
+    questions: int | None = option(
+        None,
+        "The number of questions, spread evenly over the categories. Not given: all, but of "
+        "MT-Bench mt_bench.py takes 8 on a CPU, and calibrate.py 16.",
+        may_change=True,
+    )
+    max_new_tokens: int = option(128, "The most tokens that an answer may have.")
 
     def __post_init__(self):
         check_least(self, "--", max_new_tokens=1)
@@ -124,7 +113,7 @@ class BenchOptions(RunOptions):
     arms: list[str] = option(
         [
             *("generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid"),
-            *(f"{rule}@hybrid" for rule in (DEFAULT_ARM, "path:0.9")),
+            *(f"{rule}@hybrid" for rule in (DEFAULT_ARM, "path")),
         ],
         "The arms to compare, each as rule[:value][,field=value][@drafter[:tree]]; see "
         "docs/evaluate.md.",
@@ -138,11 +127,6 @@ class BenchOptions(RunOptions):
     )
     quality_only: bool = option(
         False, "Measure no speeds, so that other processes may use the machine.", may_change=True
-    )
-    retime: bool = option(
-        False,
-        "Make the answers again, once, that something else on the machine has slowed down.",
-        may_change=True,
     )
     traces: int = option(
         0,
@@ -158,7 +142,7 @@ class BenchOptions(RunOptions):
 
 
 @dataclass
-class TargetOptions(Options):
+class TargetOptions:
     target: str = option(
         "smollm2",
         "The target: smollm2 (embedded), a folder, a .gguf file, a hub id, or random:SHAPE for "
@@ -168,12 +152,18 @@ class TargetOptions(Options):
         "",
         "The torch device, or auto to spread a large target over several. Empty: cuda if there is "
         "one, else cpu.",
+        may_change=True,  # dtype and tree, which follow from it, may not
     )
     dtype: str = option(
         "",
         "The dtype: bfloat16, float16 or float32. Empty: bfloat16 where the hardware multiplies "
         "it, else float32, which decoding takes on x86 CPUs in any case.",
     )
+
+    def __post_init__(self):
+        from eagle_fsd.models.load import chosen_device
+
+        self.device = chosen_device(self.device)
 
 
 @dataclass
@@ -220,14 +210,14 @@ class ModelOptions(ChatOptions, PluginOptions):
         import torch
 
         from eagle_fsd.engine.select import choose_engines
-        from eagle_fsd.models.load import DTYPES, chosen_device, default_dtype
+        from eagle_fsd.models.load import DTYPES, default_dtype
 
+        super().__post_init__()
         if self.thought_marks and len(self.thought_marks.split()) != 2:
             raise BadInput(
                 "--thought_marks takes a thought's begin mark and its end mark with a space "
                 f"between, got {self.thought_marks!r}"
             )
-        self.device = chosen_device(self.device)
         self.dtype = self.dtype or default_dtype(self.device)
         choose_engines(self.engine, device=self.device, dtype=DTYPES.get(self.dtype, torch.float32))
         self.tree = tree_name(parse_tree(self.tree) if self.tree else default_tree(self.device))
@@ -283,7 +273,7 @@ class ModelOptions(ChatOptions, PluginOptions):
 
 
 @dataclass
-class SamplingOptions(Options):
+class SamplingOptions:
     temperature: float = option(0.0, "The sampling temperature; 0 is greedy.")
     top_k: int = option(
         0,

@@ -4,6 +4,7 @@ A bench, which alone knows the target's marks and its prompt, records the though
 judge and report read it there.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -94,7 +95,8 @@ def find_thought(
         return Thought(length, True)
     # the text lacks special tokens: as much of it as the thought's tokens say
     counts = range(1, len(token_ids) + 1)
-    count = next(n for n in counts if len(tokenizer.decode(token_ids[:n])) >= length)
+    place = bisect_left(counts, length, key=lambda n: len(tokenizer.decode(token_ids[:n])))
+    count = counts[place]
     before = tokenizer.decode(token_ids[:count], skip_special_tokens=True)
     return Thought(min(len(before), len(text)), False)
 

@@ -5,7 +5,6 @@
     python evaluate/answer.py --prompt "..." --arm plain           # no drafts
     python evaluate/answer.py --prompt "..." --show                # fuzzy tokens and rounds, marked
     python evaluate/answer.py --prompt "..." --html trees.html     # a page of its draft trees
-    python evaluate/answer.py --prompt "..." --beams 4             # beam search; --arm exact drafts
 
 The answer goes to standard output as it comes, what it cost to standard error. A terminal shows
 fuzzy tokens in colour, unless NO_COLOR is set; elsewhere they are coloured only if FORCE_COLOR is.
@@ -27,9 +26,8 @@ from eagle_fsd.options import ModelOptions, SamplingOptions, option
 class AnswerOptions:
     prompt: str = field(metadata={"help": "The user's message."})
     arm: str = option(
-        "",
-        "How drafts are accepted and made: rule[:value][,field=value][@drafter[:tree]], or plain. "
-        f"Empty: {DEFAULT_ARM}, and with --beams plain.",
+        DEFAULT_ARM,
+        "How drafts are accepted and made: rule[:value][,field=value][@drafter[:tree]], or plain.",
     )
     max_new_tokens: int = option(256, "The most tokens that the answer may have.")
     show: bool = option(
@@ -40,14 +38,6 @@ class AnswerOptions:
     html: str = option(
         "", "A file to write, with a page of the draft tree of every round. Empty: none is written."
     )
-    beams: int = option(
-        0,
-        "Answer by beam search with so many beams, as `generate` with num_beams does; the arm is "
-        "exact or plain. The answer comes at once. 0: no beam search.",
-    )
-
-    def __post_init__(self):
-        self.arm = self.arm or ("plain" if self.beams else DEFAULT_ARM)
 
 
 COLORS = ("\033[30;43m", "\033[0m")  # black on yellow
@@ -58,7 +48,6 @@ ENDS = {"stop": "at a stop token or string", "length": "at its budget of tokens"
 def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelOptions) -> None:
     from eagle_fsd.api import Answer, stream
     from eagle_fsd.arms import parse_arm
-    from eagle_fsd.beam import BeamConfig, beam_search, check_beams
     from eagle_fsd.decoding.loop import StopConfig
     from eagle_fsd.evaluation.answering import TurnTrace
     from eagle_fsd.runs.jsonl import write_file
@@ -71,11 +60,6 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
     arm.check_answers()
     arm.check(sampling.sampling())
     StopConfig(options.max_new_tokens)  # checked before weights load
-    if options.beams:
-        BeamConfig(options.beams)
-        check_beams(options.arm, sampling.sampling())
-        if options.show or options.html:
-            raise BadInput("--beams shows no rounds: leave out --show and --html")
     folder, is_folder = os.path.dirname(options.html) or ".", os.path.isdir(options.html)
     if options.html and (is_folder or not os.access(folder, os.W_OK)):
         raise BadInput(
@@ -83,24 +67,6 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
             "that you may write to"
         )
     model = model_options.load([arm])
-    if options.beams:
-        began = synchronized_time(model.target.device)
-        found = beam_search(
-            model,
-            options.prompt,
-            beams=options.beams,
-            arm=options.arm,
-            max_new_tokens=options.max_new_tokens,
-        )
-        seconds = synchronized_time(model.target.device) - began
-        print(found.text)
-        print(
-            f"[{len(found.tokens)} tokens in {seconds:.1f} seconds "
-            f"({len(found.tokens) / seconds:.1f} tokens/s), {found.forwards_per_token:.2f} forwards"
-            f" per token, log-probability {found.logp:.2f}]",
-            file=sys.stderr,
-        )
-        return
     trace = TurnTrace(model, arm) if options.html else None
     colored = "FORCE_COLOR" in os.environ or sys.stdout.isatty() and "NO_COLOR" not in os.environ
     marks = COLORS if colored else ("[", "]") if options.show else ("", "")

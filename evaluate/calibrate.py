@@ -10,12 +10,12 @@ of its own is measured by the command that is printed last. A killed run continu
 the same command again. Arms, questions and the cost may change.
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from eagle_fsd.cli import run_command, shown_command
 from eagle_fsd.config import BadInput, check_least
-from eagle_fsd.options import ModelOptions, QuestionOptions, SamplingOptions, changeable, option
+from eagle_fsd.options import ModelOptions, QuestionOptions, SamplingOptions, option
 
 if TYPE_CHECKING:
     from eagle_fsd.runs.folder import Run
@@ -48,28 +48,26 @@ def run_calibration(
 ) -> None:
     from tqdm import tqdm
 
-    from eagle_fsd.arms import parse_arm, parse_arms
+    from eagle_fsd.arms import parse_arms
     from eagle_fsd.decoding.loop import DecodeConfig
     from eagle_fsd.evaluation.bench import answer_seed, check_lengths
     from eagle_fsd.evaluation.calibrate import arm_rows, predict
     from eagle_fsd.evaluation.questions import check_same_questions, cut, read_questions, spread
+    from eagle_fsd.rules.fsd import Exact
     from eagle_fsd.runs.folder import Run
 
     # 1. Arms, which share the trees of one drafter, and questions.
     arms = parse_arms(options.arms, tree=model_options.tree)
     if len({arm.drafter for arm in arms}) != 1 or not arms[0].drafts:
         raise BadInput("--arms of a calibration draft, all with one drafter: they share trees")
-    _, at, drafter_text = arms[0].text.partition("@")
-    exact = parse_arm(f"exact{at}{drafter_text}")
+    exact = arms[0].with_rule(Exact())
     arms = list(dict.fromkeys([exact, *arms]))
     sampling = sampling_options.sampling()
     for arm in arms:
         arm.check(sampling)
     questions = cut(spread(read_questions(options.question_file), options.questions), 1)
-    settings = {"command": "calibrate"} | asdict(options) | asdict(sampling_options)
-    settings |= asdict(model_options) | model_options.digests()
-    free = changeable(options, model_options) | {"device"}
-    run = Run(options.output, settings, name="calibrate", free=free)
+    further = {"command": "calibrate"} | model_options.digests()
+    run = Run.of(options, sampling_options, model_options, further=further, name="calibrate")
     check_same_questions(run.records["predicted"].values(), questions, turns=1)
 
     # 2. Counts of every arm over one exact answer a question; what is there is not made again.

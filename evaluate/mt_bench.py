@@ -2,7 +2,7 @@
 
     python evaluate/mt_bench.py                                  # embedded target, 8 questions
     python evaluate/mt_bench.py --questions 80 --output runs/mt_bench_80 \\
-        --arms plain exact fsd:{0.3,0.4},child={draft,target} path:0.5 exact@eagle:7x3x4
+        --arms plain exact fsd:{0.3,0.4},child={draft,target} path exact@eagle:7x3x4
     python evaluate/mt_bench.py --question_file question.jsonl   # Spec-Bench, EAGLE's sets, yours
 
 What is written is in eagle_fsd/evaluation/bench.py. A killed run continues where it was: run the

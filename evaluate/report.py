@@ -5,7 +5,7 @@
 
 Takes the folders of mt_bench.py and tasks.py, in any number and of one target; changes nothing in
 them, so that one may still be written to. Makes index.html (opens from the disk, needs no network,
-prints well), report.json, tables/*.csv and the plots, in place of an old report.
+prints well), tables/*.csv and the plots, in place of an old report.
 """
 
 import sys
@@ -26,8 +26,8 @@ class ReportOptions(PluginOptions):
 
 
 def report(options: ReportOptions, given: Namespace) -> None:
-    from eagle_fsd.evaluation.report.run_data import read_run
     from eagle_fsd.evaluation.report.write_report import write_report
+    from eagle_fsd.evaluation.run_data import read_run
 
     runs = [read_run(Path(folder)) for folder in given.runs]
     targets = {run.target: run.name for run in runs}
@@ -36,7 +36,7 @@ def report(options: ReportOptions, given: Namespace) -> None:
         raise BadInput(f"the runs are of different targets ({named}): make a report of each")
     for warning in write_report(runs, Path(options.output)):
         print(f"warning: {warning}", file=sys.stderr)
-    print(f"written to {options.output}: index.html, report.json, tables/ and plots")
+    print(f"written to {options.output}: index.html, tables/ and plots")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,34 +1,25 @@
-"""Speed: all arms interleaved in one process, and where a round's time and memory go.
+"""Speed: where a round's time and memory go, by arm and length of the prompt.
 
-    python evaluate/speed.py                                 # embedded target, 16 MT-Bench turns
-    python evaluate/speed.py --arms plain exact@eagle:{7x3x4,15x4x6} fsd:0.4@eagle:7x3x4
+    python evaluate/speed.py                                               # embedded target
     python evaluate/speed.py --arms plain exact --context 500 4000 7900    # long contexts
     python evaluate/speed.py --target random:llama-3.1-8b --arms plain exact    # a shape's forwards
 
-First a bench of the questions' first turns (evaluate/mt_bench.py), no clock inside; then at every
---context rounds are profiled (milliseconds by phase, peak memory) and single forwards timed, in
-OUTPUT/rounds/, a run folder too, and from these come the prices of the tree for this machine. A
-target random:SHAPE has random weights, of llama-3.1-8b or any config.json, and a head random:eagle
-or random:eagle3:DRAFT_TOKENS: of these only the forwards mean something, since whether such drafts
-are accepted is chance. A killed run continues where it was: run the same command again. More
-questions, choices, arms or contexts may be added.
+At every --context rounds are profiled (milliseconds by phase, peak memory) and single forwards
+timed, and from these come the prices of the tree for this machine; tokens a second are
+evaluate/mt_bench.py's. A target random:SHAPE has random weights, of llama-3.1-8b or any
+config.json, and a head random:eagle or random:eagle3:DRAFT_TOKENS: whether such drafts are accepted
+is chance. A killed run continues where it was: run the same command again. More arms or contexts
+may be added.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from operator import itemgetter
-from pathlib import Path
 
 from eagle_fsd.cli import run_command
 from eagle_fsd.config import DEFAULT_ARM, BadInput, check_least
-from eagle_fsd.evaluation.questions import cut, read_questions, spread
-from eagle_fsd.options import (
-    BenchOptions,
-    ModelOptions,
-    QuestionOptions,
-    SamplingOptions,
-    changeable,
-    option,
-)
+from eagle_fsd.evaluation.questions import read_questions, spread
+from eagle_fsd.options import FolderOptions, ModelOptions, SamplingOptions, option
 
 NOTES = """\
 - ms/round is measured without a clock inside the round. break-even is the arm's ms/round over
@@ -40,13 +31,16 @@ NOTES = """\
   tokens a second have it.
 - peak MiB is what torch's allocator gave out in prefill and the first rounds of an answer, above
   what was there before."""
+QUESTIONS = 16  # of MT-Bench, whose first turns are the prompts' text
 
 
 @dataclass
-class SpeedOptions(BenchOptions, QuestionOptions):
-    arms: list[str] = ["generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid", "exact@ngram"]
-    turns: int = 1
-    num_choices: int = 3
+class SpeedOptions(FolderOptions):
+    arms: list[str] = option(
+        ["plain", "exact", DEFAULT_ARM, "exact@hybrid", "exact@ngram"],
+        "The arms whose rounds are profiled; see docs/evaluate.md.",
+        may_change=True,
+    )
     context: list[int] = option(
         [200],
         "The lengths of prompts, in tokens, at which rounds are profiled and forwards timed.",
@@ -54,51 +48,52 @@ class SpeedOptions(BenchOptions, QuestionOptions):
     )
 
     def __post_init__(self):
-        super().__post_init__()
         check_least(self, "--", context=2)
-        if self.questions is None and not self.question_file:
-            self.questions = 16
         self.context = sorted(set(self.context))
 
 
 def run_speed(
-    options: SpeedOptions, sampling: SamplingOptions, model_options: ModelOptions
+    options: SpeedOptions, sampling_options: SamplingOptions, model_options: ModelOptions
 ) -> None:
-    from eagle_fsd.evaluation.bench import Bench
-    from eagle_fsd.evaluation.report.write_report import report_bench
+    from eagle_fsd.arms import parse_arms
     from eagle_fsd.evaluation.tables import columns, markdown_table
     from eagle_fsd.models.load import load_target_config
     from eagle_fsd.runs.folder import Run
+    from eagle_fsd.runs.jsonl import write_file, write_json
     from eagle_fsd.speed.forwards import ROWS_NEEDED
     from eagle_fsd.speed.rounds import ROUND_PHASES, price_lines, profile_contexts
     from eagle_fsd.timing import check_one_process
 
+    # 1. What needs no weights is checked: a context must leave room for the measurements after it.
     check_one_process()
-    # a context must leave room for the measurements after it, which come after the whole bench
     most = getattr(load_target_config(model_options.target), "max_position_embeddings", None)
     if most is not None and options.context[-1] + ROWS_NEEDED > most:
         raise BadInput(
             f"--context {options.context[-1]} and the {ROWS_NEEDED} positions of the measurements "
             f"after it are more than the target's {most}: shorten it"
         )
-    questions = cut(spread(read_questions(options.question_file), options.questions), options.turns)
-    name = f"Speed on {Path(options.question_file).name or 'MT-Bench'}"
-    bench = Bench(name, "speed", questions, options, sampling, model_options)
-    bench.answer_all()
+    arms, sampling = parse_arms(options.arms, tree=model_options.tree), sampling_options.sampling()
+    for arm in arms:
+        arm.check_answers()
+        arm.check(sampling)
+    # 2. What the run lacks is measured.
+    run = Run.of(
+        *(options, sampling_options, model_options),
+        further={"command": "speed"} | model_options.digests(),
+        name="speed",
+        key=itemgetter("arm", "context"),
+    )
+    turns = [question.turns[0] for question in spread(read_questions(""), QUESTIONS)]
     rounds, single = profile_contexts(
-        Run(
-            bench.run.folder / "rounds",
-            bench.run.settings,
-            free=changeable(options),
-            key=itemgetter("arm", "context"),
-        ),
-        lambda: bench.model,
-        [arm for arm in bench.arms if arm.runs_our_loop],
+        run,
+        cache(lambda: model_options.load(arms, keep_stock=True)),
+        arms,
         options.context,
-        "\n\n".join(question.turns[0] for question in bench.questions),
-        sampling.sampling(),
+        "\n\n".join(turns),
+        sampling,
         device=model_options.device,
     )
+    # 3. The tables.
     of_round = [
         *columns(arm="s", context="d", ms_per_round=".2f"),
         ("break-even", "round_vs_plain", ".2f"),
@@ -108,11 +103,16 @@ def run_speed(
     of_forward = columns(
         context="d", forward="s", median_ms=".2f", min_ms=".2f", median_vs_first=".2f"
     )
-    parts = ["Rounds, in milliseconds:", markdown_table(rounds, of_round)]
+    last = run.sessions[-1]
+    title = f"{model_options.target} in {model_options.dtype}; {last['device']}, {last['commit']}"
+    parts = [title, "Rounds, in milliseconds:", markdown_table(rounds, of_round)]
     parts += ["Single forwards in milliseconds, measured in turn:"]
     parts += [markdown_table(single, of_forward), NOTES, *price_lines(rounds, single)]
-    further = {"rounds": rounds, "forwards": single}
-    print(report_bench(bench, extra="\n\n".join(parts), further=further))
+    text = "\n\n".join(parts) + "\n"
+    whole = {"options": run.settings, "sessions": run.sessions, "rounds": rounds}
+    write_json(run.folder / "speed.json", whole | {"forwards": single})
+    write_file(run.folder / "speed.md", text)
+    print(f"\n{text}\nwritten to {run.folder}: speed.md, speed.json, records/")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import check_same_questions, cut, spread
-from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, option
+from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, option, other_default
 from eagle_fsd.tasks.humaneval import NO_SANDBOX
 from eagle_fsd.tasks.scorers import SCORERS, SOURCES, check_scorable, read_task
 
@@ -36,7 +36,7 @@ class TaskOptions(BenchOptions):
     rescore: bool = option(
         False, "Score the records of --output again; no model is loaded.", may_change=True
     )
-    max_new_tokens: int = 256
+    max_new_tokens: int = other_default(BenchOptions, "max_new_tokens", 256)
 
     def __post_init__(self):
         super().__post_init__()
@@ -71,8 +71,7 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
     bench.answer_all()
     if bench.processes.is_main:
         _, scores = score_run(bench.records(), questions, scorer, bench.run.folder)
-        further = {"scorer": scorer, "scores": scores}
-        print(report_bench(bench, scores=scores, further=further))
+        print(report_bench(bench, scores=scores, further={"scorer": scorer}))
 
 
 def main(arguments: list[str] | None = None) -> None:

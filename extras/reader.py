@@ -36,7 +36,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.curves import GAIN
 from eagle_fsd.evaluation.metrics import Questions, shared_questions
 from eagle_fsd.evaluation.record_numbers import Record, RecordNumber, answers, of_turns, repeated
-from eagle_fsd.evaluation.report.run_data import RunData, read_run
+from eagle_fsd.evaluation.run_data import RunData, read_run
 from eagle_fsd.evaluation.tables import Column, columns, markdown_table
 from eagle_fsd.models.load import load_target, training_dtype
 from eagle_fsd.plugin import load_plugin
@@ -178,7 +178,7 @@ def correlate(lossy: list[dict]) -> list[dict]:
     lost to plain: of all drafters' together, and of each drafter's; of three arms at least."""
     groups: dict[str, list[dict]] = {}
     for row in lossy:
-        for group in ("all", row["arm"].partition("@")[2] or "the default one"):
+        for group in ("all", parse_arm(row["arm"]).drafted):
             groups.setdefault(group, []).append(row)
     found = []
     for group, rows in groups.items():

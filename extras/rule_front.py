@@ -26,7 +26,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.curves import GAIN, WIDEST, crossing, curves, lost_at
 from eagle_fsd.evaluation.metrics import Parts, exact_beside, rate_parts, shared_questions
 from eagle_fsd.evaluation.record_numbers import Record
-from eagle_fsd.evaluation.report.run_data import RunData, read_run
+from eagle_fsd.evaluation.run_data import RunData, read_run
 from eagle_fsd.evaluation.tables import markdown_table
 from eagle_fsd.rules import RULES
 from eagle_fsd.runs.jsonl import read_lines

@@ -3,7 +3,7 @@
 # in the versions of requirements*.txt, the embedded target and MT-Bench in the cache folder
 # ($EAGLE_FSD_CACHE, default ~/.cache/eagle_fsd). A second run takes seconds.
 #     scripts/setup.sh           what the main job, its report and training need
-#     scripts/setup.sh tasks     also the judge's client, the harness and IFEval's checkers
+#     scripts/setup.sh tasks     also the judge's client and IFEval's checkers
 #     scripts/setup.sh test      also what the tests need
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -31,7 +31,6 @@ from eagle_fsd.decoding.verified import Rule, VerifiedTree, tabulate
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper, Random
 from eagle_fsd.rules.guards import Ends, NoRepeat
-from eagle_fsd.rules.hold import MEMORY, Hold
 from eagle_fsd.rules.price import PathRule
 from eagle_fsd.rules.rejection import Rejection
 from eagle_fsd.rules.thresholds import Ratio, Relaxed, Typical
@@ -162,7 +161,7 @@ def test_no_rule_reads_exact_tokens_below_the_node_at_which_it_decides(name, sam
     """Above temperature 0 that would bias the distribution of the text. Each decides at a node of a
     tree that has the exact token there alone."""
     rule = RULES[name]()
-    if not goes(rule, sampling) or isinstance(rule, Hold):  # which asks another rule
+    if not goes(rule, sampling):
         return
     for seed in range(10):
         tree, *rest = random_round(seed)
@@ -220,7 +219,7 @@ def test_a_row_without_a_largest_number_is_told(bad):
                 broken_NV[broken, 4] = bad
                 broken_NV[:, 5] = -INF
                 round_ = tree, broken_NV, uniform_S3
-                if isinstance(rule, (PathRule, Hold)) and broken == aside:  # these look at all rows
+                if isinstance(rule, PathRule) and broken == aside:  # it looks at all rows
                     continue
                 try:
                     got = outcome(round_, rule, sampling, answer=[3] * 7)
@@ -253,27 +252,6 @@ def test_a_draft_without_any_probability_is_not_taken():
     assert not any(outcome(round_, Relaxed(0.9), GREEDY).fuzzy)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, WARM])
-def test_the_dial_holds_what_it_says(sampling):
-    """Over an answer of many rounds, at two targets: regret a token, above temperature 0 TV; and
-    every round is that of path at the price that it names."""
-    for target in (0.05, 0.4):
-        policy = Policy(Hold(target), sampling).begin()
-        cost, tokens, dials = 0.0, 0, set()
-        for seed in range(100):
-            round_ = random_round(seed % 50)
-            round_ = (*round_[:2], torch.rand(9, 3, generator=torch.Generator().manual_seed(seed)))
-            got = accept(*round_, policy=policy)
-            one_round = replace(outcome(round_, PathRule(got.dial), sampling), dial=got.dial)
-            assert repr(got) == repr(one_round)  # a divergence is NaN
-            dials.add(got.dial)
-            cost += sum(got.tv) if sampling.temperature else sum(got.regret)
-            tokens += len(got.tokens)
-        assert len(dials) > 3
-        off = (target * tokens - cost) / (target * MEMORY)
-        assert -99 < off < 1.5, f"{cost / tokens}, {target} was to be held"
-
-
 # numbers that a field may be given, from the smallest to the largest
 EXTREMES = {
     float: ("0", "5e-324", "1e-15", "1e2", "1e12", "1e19", "1e150", "1e308", "inf"),
@@ -284,8 +262,8 @@ EXTREMES = {
 # e^(price / temperature) is lost in rounding, and then beyond a float
 @pytest.mark.parametrize("name", RULES)
 def test_extreme_parameters_are_refused_or_lead_to_a_path(name):
-    """One field at a time and all numbers at once. Bugs held down: hold:1e308, and above
-    temperature 0 path:1e308, taken by parse_arm, ended in an OverflowError."""
+    """One field at a time and all numbers at once. Bug held down: above temperature 0 path:1e308,
+    taken by parse_arm, ended in an OverflowError."""
     numbers = {f.name: EXTREMES[f.type] for f in fields(RULES[name]) if f.type in EXTREMES}
     further = [f",{field}={value}" for field, values in numbers.items() for value in values]
     further += ["".join(f",{n}={v[at % len(v)]}" for n, v in numbers.items()) for at in range(9)]
@@ -352,11 +330,10 @@ def test_where_the_target_ends_the_answer_it_ends(sampling):
     assert kept > 3
 
 
-@pytest.mark.parametrize("rule", [PathRule(), Hold(), Rejection()], ids=str)
+@pytest.mark.parametrize("rule", [PathRule(), Rejection()], ids=str)
 def test_rules_refuse_the_guards_that_they_cannot_keep(rule):
-    """Bugs held down: above temperature 0 hold was charged with what its rule alone would emit; a
-    rule that weighs the exact token against all drafts lost some; the tokens that rejection draws
-    are no options."""
+    """Bugs held down: above temperature 0 a rule that weighs the exact token against all drafts
+    lost some; the tokens that rejection draws are no options."""
     assert goes(rule, GREEDY, (NoRepeat(3), Ends(1))) and goes(rule, WARM)
     assert not goes(rule, WARM, (NoRepeat(3),)) and not goes(rule, WARM, (Ends(1),))
 

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import sys
 from dataclasses import fields
-from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,6 @@ from commands import ROOT, check_shown, option_classes
 from hand_records import made_run, write_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lm_eval.api.registry import model_registry
-from lm_eval.tasks import TaskManager
 from safetensors.torch import load_file, save_file
 from tiny_folder import write_random_head
 from transformers import HfArgumentParser
@@ -65,10 +62,6 @@ def end_of(command: str, fixed: list[str], arguments: list[str]) -> str | int:
         while arguments and re.match("[A-Z_]+=", arguments[0]):
             patch.setenv(*arguments.pop(0).split("=", 1))
         patch.setattr(sys, "argv", [command, *fixed, *arguments])
-        # of lm-eval: a name is registered once, and its own 14,000 tasks take it seconds
-        patch.setattr(model_registry, "_objs", dict(model_registry._objs))
-        own_tasks_only = partialmethod(TaskManager.__init__, include_defaults=False)
-        patch.setattr(TaskManager, "__init__", own_tasks_only)
         AcceleratorState._reset_state(reset_partial_state=True)  # a process's first settings stay
         with pytest.raises(SystemExit) as end:
             runpy.run_path(str(ROOT / command), run_name="__main__")
@@ -118,8 +111,7 @@ def test_bad_input(place, monkeypatch, capsys, command, arguments, pieces):
     assert not more  # it adds what became of the answers
     assert "secret" not in str(code)  # a key
     assert not [piece for piece in pieces if piece not in message], message
-    if "harness.py" not in file:  # its options are lm-eval's
-        check_shown(file, [*fixed, *shlex.split(unescaped(arguments))], message)
+    check_shown(file, [*fixed, *shlex.split(unescaped(arguments))], message)
     assert contents(place) == before
 
 
@@ -128,7 +120,7 @@ VALUES = st.integers().map(str) | st.floats().map(repr) | st.text(max_size=30)
 COMMANDS = dict.fromkeys(command for command, *_ in TABLE_ROWS)
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if "harness.py" not in name])
+@pytest.mark.parametrize("command", list(COMMANDS))
 def test_drawn_values(place, monkeypatch, command):
     """Every option takes a value or ends in an error of BadInput's or argparse's; so do whole
     commands, whose target has no weights."""

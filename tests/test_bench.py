@@ -111,35 +111,6 @@ def test_positions_end_answers(call, models, tmp_path):
         assert 0 < len(second["token_ids"]) == 128 - second["prompt_tokens"] < 40
 
 
-def test_disturbed_answers_are_named_and_made_again_once(call, models, tmp_path):
-    """With the same seeds, so that they say the same, which is checked. Bug held down: one answer
-    of 112 took four times its neighbours' time, and a gain of 1.17 was told as .96."""
-    options = [*bench_options(models, tmp_path), "--temperature", 1]
-    options += ["--arms", "plain", "exact", "fsd:0.5,child=sample"]
-    call(BENCH, *options)
-    path = tmp_path / "run/records/exact.jsonl"
-    made = rows(path)
-    slow = made[0]["question_id"]
-    made[0]["turns"][1]["seconds"] *= 1000
-    write_rows(path, *made)
-    said = call(BENCH, *options)
-    named = re.escape(f"exact on question {slow}, turn 2 (") + r"\d{3}"
-    assert re.search(named, said) and rows(path) == made
-    said = call(BENCH, *options, "--retime")
-    assert "made again" in said and "otherwise" not in said
-    again = rows(path)[len(made) :]
-    keys = [row["question_id"] for row in again]
-    assert keys.count(slow) == 1 and len(again) <= len(made)
-    turns = zip(again[keys.index(slow)]["turns"], made[0]["turns"], strict=True)
-    assert all(new["token_ids"] == old["token_ids"] for new, old in turns)
-    # what counts is the later record, also of a report; another answer is told
-    report = call("evaluate/report.py", tmp_path / "run", "--output", tmp_path / "report")
-    assert not re.search(named, said + report)  # however the machine disturbs this test
-    made[0]["turns"][1]["token_ids"][0] += 1
-    write_rows(path, *made)
-    assert "'exact' answers question" in call(BENCH, *options, "--retime")
-
-
 @pytest.mark.parametrize("arm", ["generate", "exact"])
 def test_a_target_that_breaks_keeps_what_was_answered(call, models, tmp_path, arm):
     """Its logits are NaN once it reads a z. Bug held down: answers went on, sampled `generate`
@@ -232,7 +203,7 @@ def test_scripts_run(models, tmp_path, script):
     generate_compiled compiles."""
     options = [*bench_options(models, tmp_path), "--questions", 1]
     if script == "speed_cpu":
-        options += ["--context", 40, "--arms", "plain", "generate_compiled"]
+        options += ["--arms", "plain", "generate_compiled"]
     command = ["bash", str(ROOT / "scripts" / f"{script}.sh"), *map(str, options)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -241,7 +212,7 @@ def test_scripts_run(models, tmp_path, script):
 
 WITHOUT_TASKS = """
 import json, runpy, sys
-names = ("openai", "lm_eval", "datasets", "if_verifiable", "immutabledict", "langdetect", "nltk")
+names = ("openai", "datasets", "if_verifiable", "immutabledict", "langdetect", "nltk")
 sys.modules.update(dict.fromkeys(names))  # to import one is a ModuleNotFoundError
 for sys.argv in json.loads(sys.argv[1]):
     try:
@@ -261,13 +232,12 @@ def test_the_main_job_needs_no_package_of_the_tasks(models, tmp_path):
         ["evaluate/report.py", run, "--output", tmp_path / "page"],
         ["evaluate/tasks.py", *model_options(models), "--task", f"ifeval:{path}"],
         ["evaluate/judge.py", "--run", run, "--model", "gpt-4"],
-        ["evaluate/harness.py", "--model", "eagle_fsd"],
     ]
     given = json.dumps([[str(word) for word in words] for words in commands])
     command = [sys.executable, "-c", WITHOUT_TASKS, given]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("page is made by:") == 1 == done.stdout.count("written to")
-    for name in ("langdetect", "openai", "lm_eval"):
+    for name in ("langdetect", "openai"):
         wanted = f"error: .*{name}.*: scripts/setup.sh tasks installs it into .*'eagle_fsd.tasks.'"
         assert re.search(wanted, done.stdout)

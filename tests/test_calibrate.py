@@ -22,7 +22,7 @@ def test_a_round_is_predicted(temperature):
     """Of exact all rounds; of other rules the first, which begins with the same text."""
     target, sampling = tiny_target("llama"), SamplingConfig(temperature)
     drafter = EagleDrafter(tiny_head(target, seed=3), target, parse_tree("7x3x4"))
-    names, lossy = ["exact", "fsd:inf", "path:5", "ratio:3", "hold:0.1"], 0
+    names, lossy = ["exact", "fsd:inf", "path:5", "ratio:3"], 0
     policies = {name: parse_arm(name).policy(sampling) for name in names}
     for seed in range(4):
         prompt = prompt_tokens(9, seed=seed)

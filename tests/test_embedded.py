@@ -11,8 +11,6 @@ from answers import Heard, assert_same, by_generate, run
 from commands import ROOT
 
 import eagle_fsd
-from eagle_fsd.arms import parse_arm
-from eagle_fsd.beam import BeamConfig, search
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.models.assets import EMBEDDED_ASSET, asset_dir
@@ -53,29 +51,6 @@ def test_exact_is_plain_is_generate(model, count):
         plain = run(model.target, RootDrafter(), prompt, **asked).tokens
         for other in (plain, by_generate(model.target, prompt, **asked)):
             assert_same(model.target, prompt, other, exact)
-
-
-@pytest.mark.parametrize("count", [1, pytest.param(12, marks=pytest.mark.slow)])
-def test_beam_search_is_that_of_generate(model, count):
-    """64 new tokens of MT-Bench first turns, and answers that end: one text, with drafts too."""
-    short = ["Answer with one word: what is the capital of France?", "Say hello."][:count]
-    prompts = [*first_turns(model, count), *(model.prompt_ids(prompt) for prompt in short)]
-    drafter, stop, stopped = parse_arm("exact").build_drafter(model), model.stop(64), 0
-    for number, prompt in enumerate(prompts):
-        beams, penalty = (2, 4, 8)[number % 3], (1.0, 0.0, 2.0)[number // 3 % 3]
-        theirs = model.target.model.generate(
-            torch.tensor([prompt]),
-            num_beams=beams,
-            length_penalty=penalty,
-            max_new_tokens=64,
-            do_sample=False,
-            eos_token_id=list(stop.token_ids),
-            pad_token_id=0,
-        )[0, len(prompt) :].tolist()
-        ours = search(model.target, drafter, prompt, stop, BeamConfig(beams, penalty))
-        assert ours.tokens == theirs, (number, beams, penalty)
-        stopped += theirs[-1] in stop.token_ids
-    assert stopped > 0
 
 
 def test_the_examples_of_custom_generate_run(monkeypatch, tmp_path, capsys):

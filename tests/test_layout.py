@@ -93,7 +93,7 @@ LEVELS = (
     ("plugin",),
     ("options",),
     ("cli", "timing", "stats"),
-    ("evaluation", "training", "api", "beam", "transformers_generate"),
+    ("evaluation", "training", "api", "transformers_generate"),
     ("tasks", "speed"),
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}

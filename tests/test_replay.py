@@ -258,7 +258,7 @@ def test_command_writes_tables_and_is_extended(call, options, models, tmp_path):
 def test_an_arm_that_names_no_tree_gets_the_machines(call, options, tmp_path):
     """Other fields are kept. Bugs held down: they stood in front of the tree, as no arm has them;
     a run went on where the tree is another one, and its tables failed after all was replayed."""
-    (arm,) = read_arms(["exact@eagle,sample=1"], "7x3x4,keep=0.1")
+    (arm,) = read_arms(["exact@eagle,sample=1"], parse_tree("7x3x4,keep=0.1"))
     assert arm.text == "exact@eagle:7x3x4,keep=0.1,sample=1"
     assert "| exact@eagle:12x6x4,keep" in call(COMMAND, *options, "--questions", 1)
     path = tmp_path / "run/run.json"  # of a machine with another tree

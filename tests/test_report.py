@@ -1,6 +1,8 @@
 """The report: it says what the records say, its page stands alone and trusts no answer, and
 damaged or foreign folders are told, changed by nothing."""
 
+import csv
+import io
 import json
 import random
 import shutil
@@ -17,9 +19,9 @@ from eagle_fsd.evaluation.metrics import by_category, summarize
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.evaluation.record_numbers import repetition
 from eagle_fsd.evaluation.report import write_report
-from eagle_fsd.evaluation.report.run_data import RunData, read_run
 from eagle_fsd.evaluation.report.write_report import text_parts
-from eagle_fsd.evaluation.tables import cell_text, verdict
+from eagle_fsd.evaluation.run_data import RunData, read_run
+from eagle_fsd.evaluation.tables import cell_text, csv_text, verdict
 from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 from eagle_fsd.tasks.task_scores import compare_scores, score_run
 
@@ -45,6 +47,11 @@ def report_folder(tmp_path_factory):
 
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def csv_rows(report: Path, table: str) -> list[dict[str, str]]:
+    with open(report / "tables" / f"{table}.csv", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def told(*arguments: object) -> str:
@@ -88,16 +95,16 @@ def page(report_folder):
 
 
 def test_tables_are_those_of_the_records(report_folder, page):
-    """JSON, CSV and page hold the rows that summarize makes of the records; the page has a verdict
-    on every arm, and says where the records come from."""
+    """CSV and page hold the rows that summarize makes of the records; the page has a verdict on
+    every arm, and says where the records come from."""
     records = made_run()
     rows = summarize(records)
-    found = json.loads((report_folder / "report.json").read_text())["tables"]
-    assert [{key: mine[key] for key in rows[0]} for mine in found["arms"]] == rows
-    categories = by_category(records)
-    assert [{k: row[k] for k in categories[0]} for row in found["by_category"]] == categories
-    lines = (report_folder / "tables" / "arms.csv").read_text().splitlines()
-    assert [line.split(",")[1] for line in lines[1:]] == list(ARMS) == page.texts["code"]
+    for name, made in (("arms", rows), ("by_category", by_category(records))):
+        found = csv_rows(report_folder, name)
+        whole = csv.DictReader(io.StringIO(csv_text(made)))
+        assert [{k: v for k, v in row.items() if k != "run"} for row in found] == [*whole]
+    arms = [row["arm"] for row in csv_rows(report_folder, "arms")]
+    assert arms == list(ARMS) == page.texts["code"]
     shown = [text.strip() for text in page.texts["td"]]
     assert all(f"{row['tokens_per_round']['value']:.2f}" in shown for row in rows)
     assert page.lines("li") == list(map(verdict, rows))
@@ -162,22 +169,22 @@ def test_several_runs_one_torn_and_of_one_question(run_folder, report_folder, tm
     REPORT.main([str(run_folder), str(other), "--output", str(output)])
     assert "arm1.jsonl: its last line is torn" in capsys.readouterr().err
     assert contents(other) == before and not (output / "tables" / "scores.csv").exists()
-    arms = json.loads((output / "report.json").read_text())["tables"]["arms"]
+    arms = csv_rows(output, "arms")
     assert [row["run"] for row in arms] == [str(run_folder)] * 6 + [str(other)] * 6
-    assert [row["questions"] for row in arms] == [4] * 6 + [1] * 6
+    assert [row["questions"] for row in arms] == ["4"] * 6 + ["1"] * 6
     Page((output / "index.html").read_text())
 
 
 def test_a_folder_of_something_else_is_left_alone(run_folder, report_folder, tmp_path):
-    """And of a report all that it did not write. Bugs held down: a project that has a report.json
-    of its own, or links to another's, counted as an old report, and lost all its other files."""
-    project, made = tmp_path / "project", tmp_path / "project" / "report.json"
+    """And of a report all that it did not write. Bugs held down: a project that has a page of
+    its own, or links to another's, counted as an old report, and lost all its other files."""
+    project, made = tmp_path / "project", tmp_path / "project" / "index.html"
     project.mkdir()
     (project / "thesis.tex").write_text("years of work")
-    for own in ("{}", "[1]", None):
+    for own in ("<html>", "\0", None):
         made.write_text(own) if own else made.unlink()
         if not own:
-            made.symlink_to(report_folder / "report.json")
+            made.symlink_to(report_folder / "index.html")
         before = contents(project)
         assert "is something else than a report" in told(run_folder, "--output", project)
         assert contents(project) == before
@@ -222,10 +229,10 @@ def test_scores_stand_in_tables_verdicts_and_answers(tmp_path):
     of_judge = compare_scores([judged, judged | {"arm": "plain", "value": 6}])
     write_json(folder / "judge" / "gpt-4" / "single.json", {"rows": of_judge})
     REPORT.main([str(folder), "--output", str(tmp_path / "report")])
-    shown = json.loads((tmp_path / "report" / "report.json").read_text())["tables"]["scores"]
-    means = {row["arm"]: row["mean"]["value"] for row in shown if row["score"] == "last_number"}
+    shown = csv_rows(tmp_path / "report", "scores")
+    means = {row["arm"]: float(row["mean"]) for row in shown if row["score"] == "last_number"}
     assert list(means) == with_scores and len(set(means.values())) > 1
-    last = [(row["score"], row["arm"], row["mean"]["value"]) for row in shown[-2:]]
+    last = [(row["score"], row["arm"], float(row["mean"])) for row in shown[-2:]]
     assert last == [("judge gpt-4", "plain", 6), ("judge gpt-4", "exact", 8)]
     page = Page((tmp_path / "report" / "index.html").read_text())
     for arm, words in zip(ARMS, page.lines("li"), strict=True):

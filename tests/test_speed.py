@@ -1,5 +1,5 @@
-"""evaluate/speed.py on a tiny target: a bench, rounds by context, resuming, and what it refuses;
-peak memory, single forwards and prices by hand."""
+"""evaluate/speed.py on a tiny target: rounds by context, resuming; peak memory, single forwards and
+prices by hand."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from commands import QUESTIONS, bench_options, load_command
+from commands import load_command, model_options
 from transformers import LlamaConfig
 
 import eagle_fsd
@@ -16,20 +16,19 @@ from eagle_fsd.models.loaded import Model
 from eagle_fsd.speed import forwards, rounds
 
 MAIN = load_command("evaluate/speed.py").main
-ARMS = ["generate", "plain", "exact", "fsd:0.3@eagle:5x2x3", "exact@ngram:10"]
+ARMS = ["plain", "exact", "fsd:0.3@eagle:5x2x3", "exact@ngram:10"]
 CPU = torch.device("cpu")
 
 
 def call(models, folder, *extra) -> dict:
-    """Run the command into folder/run; the summary."""
-    options = [*bench_options(models, folder, QUESTIONS[:2]), "--device", "cpu"]
-    options += ["--num_choices", 2, "--context", 40, *extra]
+    """Run the command into folder/run; what it writes for programs."""
+    options = [*model_options(models), "--output", folder / "run", "--context", 40, *extra]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounds, "NEW_TOKENS", 20)
         patch.setattr(rounds, "MEMORY_ROUNDS", 1)
         patch.setattr(forwards, "REPEATS", 2)
         MAIN(list(map(str, options)))
-    return json.loads((folder / "run" / "summary.json").read_text())
+    return json.loads((folder / "run" / "speed.json").read_text())
 
 
 def files(folder) -> dict[str, str]:
@@ -44,10 +43,9 @@ def finished(models, tmp_path_factory):
 
 @pytest.mark.processes
 def test_every_arm_is_in_every_part(finished):
-    """Answers of the first turns, as many times as asked; phases of all arms with rounds."""
+    """Phases of all arms, and all single forwards."""
     folder, found = finished
-    assert [(row["arm"], row["answers"]) for row in found["rows"]] == [(arm, 4) for arm in ARMS]
-    assert [row["arm"] for row in found["rounds"]] == ARMS[1:]
+    assert [row["arm"] for row in found["rounds"]] == ARMS
     for row in found["rounds"]:
         assert row["context"] == 40 and row["peak_mebibytes"] > 0 and row["start"] > 0
         assert all(row[phase] > 0 for phase in ("propose", "verify", "accept", "commit", "host"))
@@ -57,7 +55,7 @@ def test_every_arm_is_in_every_part(finished):
     names = ["stock", *(f"verify {width}" for width in (1, 4, 6, 8, 12, 16, 24, 60))]
     names += ["draft 2x3", "draft 6x3", "text", "draft level x3"]
     assert [row["forward"] for row in found["forwards"]] == names
-    assert "break-even" in (folder / "run" / "summary.md").read_text()
+    assert "break-even" in (folder / "run" / "speed.md").read_text()
 
 
 @pytest.mark.processes
@@ -72,7 +70,7 @@ def test_only_what_is_missing_is_made(models, finished, capsys, monkeypatch):
     assert files(folder) == before and again["rounds"] == found["rounds"]
     said = capsys.readouterr().err.lower()
     assert "loading" not in said and "busy" not in said
-    name = "run/rounds/records/profiles.jsonl"
+    name = "run/records/profiles.jsonl"
     lines = (folder / name).read_text().splitlines(keepends=True)
     (folder / name).write_text(lines[0] + lines[1][:30])
     before = files(folder)
@@ -81,7 +79,7 @@ def test_only_what_is_missing_is_made(models, finished, capsys, monkeypatch):
     assert [file for file in after if after[file] != before[file]] == [name]
     rows = [json.loads(line) for line in after[name].splitlines()]
     keys = [(row["arm"], row["context"]) for row in rows]
-    assert len(keys) == len(set(keys)) == 2 * len(ARMS) and after[name].startswith(lines[0])
+    assert len(keys) == len(set(keys)) == 2 * (len(ARMS) + 1) and after[name].startswith(lines[0])
     assert [row["context"] for row in found["rounds"]] == [40] * 4 + [50] * 4
 
 

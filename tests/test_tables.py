@@ -12,6 +12,7 @@ from hand_records import HAND, NO_ROUNDS, made_run
 from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.curves import GAIN, LEAST, LOSSES, crossing, equal_gain, lost_at
 from eagle_fsd.evaluation.metrics import METRICS, summarize
+from eagle_fsd.evaluation.run_data import RunData
 
 INTERVAL = {"value": 0.25, "low": -0.5, "high": 1.0}
 FSD = "fsd:0.2"
@@ -84,6 +85,37 @@ def test_a_speed_that_noise_explains_is_no_gain():
         assert not tables.verdict(rows[row], noise=0.6).startswith(none)
     held = rows[2] | {"speed_vs_plain": {"value": 1.3, "low": 0.9, "high": 1.7}}
     assert tables.verdict(held) == "plain's speed within noise (1.30 times), 2.00 tokens per round"
+
+
+def test_same_work_is_that_of_the_same_rounds():
+    """Other tokens, or the same in other rounds, or by another drafter, are other work."""
+
+    def answer(seconds: float, *rounds: list[int]) -> list[dict]:
+        turn = {"seconds": seconds, "rounds": [{"tokens": tokens} for tokens in rounds]}
+        return [{"question_id": 1, "session": "1", "turns": [turn]}]
+
+    records = {
+        "plain": answer(9.0, [1, 2]),
+        "exact": answer(2.0, [1, 2]),
+        "fsd:0.1": answer(3.0, [1, 2]),
+        "fsd:0.2": answer(5.0, [1, 3]),
+        "fsd:0.3": answer(5.0, [1], [2]),
+        "fsd:0.3@eagle:7x3x4": answer(5.0, [1, 2]),
+    }
+    run = RunData("", {}, [], records)
+    assert run.same_work == [0.5] and run.noise == 0.5
+    assert "took 50 % longer than the fastest in the median" in run.noise_note()
+    assert RunData("", {}, [], {"plain": records["plain"]}).noise == 0
+
+
+def test_one_slow_answer_moves_the_total_and_not_the_median():
+    records = made_run(8)
+    before = {row["arm"]: row for row in summarize(records)}["exact"]
+    records["exact"][2]["turns"][0]["seconds"] *= 20
+    after = {row["arm"]: row for row in summarize(records)}["exact"]
+    assert after["speed_vs_plain"]["value"] < 0.7 * before["speed_vs_plain"]["value"]
+    median = before["median_speed_vs_plain"]["value"]
+    assert after["median_speed_vs_plain"]["value"] == pytest.approx(median, rel=0.1)
 
 
 def test_csv():

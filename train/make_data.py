@@ -13,13 +13,13 @@ budget goes on where a smaller one ended. Several processes:
 import json
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput, SamplingConfig, check_least
-from eagle_fsd.options import ChatOptions, changeable, option
+from eagle_fsd.options import ChatOptions, option
 from eagle_fsd.training.prompts import SELF, parse_weights
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 @dataclass
 class DataOptions(ChatOptions):
     output: str = field(
-        kw_only=True, metadata={"help": "The folder to write to, which is train_head.py's --data."}
+        kw_only=True,
+        compare=False,
+        metadata={"help": "The folder to write to, which is train_head.py's --data."},
     )
     sources: list[str] = option(
         [SELF],
@@ -73,9 +75,7 @@ class DataOptions(ChatOptions):
     seed: int = option(0, "The seed of prompts, mixture and sampling.")
 
     def __post_init__(self):
-        from eagle_fsd.models.load import chosen_device
-
-        self.device = chosen_device(self.device)
+        super().__post_init__()
         # on one thread of a CPU 128 rows take 4.3 ms a token, 32 take 4.9; but nothing is finished
         # before all rows have said their first turn
         on_cpu = 32 if 0 < self.minutes < 15 else 128
@@ -125,10 +125,9 @@ def make_data(options: DataOptions) -> None:
         chat.user_prefix()  # refuses a template without
     # 2. The folder, and what of the candidates is left.
     digests = load.target_digests(options.target)
-    run = Run(
-        options.output,
-        asdict(options) | digests | {"prompts": digest([sources, excluded])},  # files may change
-        free=changeable(options) | {"device"},
+    run = Run.of(
+        options,
+        further=digests | {"prompts": digest([sources, excluded])},
         key=place,
         processes=processes,
     )

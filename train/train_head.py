@@ -9,13 +9,13 @@ same command again. Several processes: `accelerate launch --config_file scripts/
 train/train_head.py ...`.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput, check_known, check_least, check_seed
-from eagle_fsd.options import Changeable, TargetOptions, changeable, option
+from eagle_fsd.options import TargetOptions, option
 from eagle_fsd.training.recipe import RECIPE_OF, parse_recipe
 
 if TYPE_CHECKING:
@@ -27,10 +27,12 @@ MAX_LENGTH = 2048  # tokens of a dialogue; what is longer is cut
 @dataclass
 class TrainOptions(TargetOptions):
     data: list[str] = field(
-        kw_only=True, metadata={"help": Changeable("Folders of make_data.py, or its files.")}
+        kw_only=True, compare=False, metadata={"help": "Folders of make_data.py, or its files."}
     )
     output: str = field(
-        kw_only=True, metadata={"help": "The folder of the head, its state and its log."}
+        kw_only=True,
+        compare=False,
+        metadata={"help": "The folder of the head, its state and its log."},
     )
     features: str = option(
         "",
@@ -136,10 +138,9 @@ def train(options: TrainOptions) -> None:
     read["dialogues"] = digest([[d.ids, d.mask] for d in dialogues])  # files may change
     # kept states are rounded to bfloat16, wherever they lie
     read["features"] = "online" if options.features == "online" else "kept"
-    run = Run(
-        options.output,
-        asdict(options) | digests | read,
-        free=changeable(options) | {"device"},
+    run = Run.of(
+        options,
+        further=digests | read,
         key=itemgetter("step"),
         processes=Processes(accelerator.process_index, accelerator.num_processes),
     )

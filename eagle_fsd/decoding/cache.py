@@ -158,10 +158,9 @@ class TreeCache(Cache):
         return keys[place], values[place]
 
     @torch.inference_mode()
-    def keep_path(self, node_A: torch.Tensor, uncommitted: int = 0) -> None:
+    def keep_path(self, node_A: torch.Tensor) -> None:
         """Commit the rows of a path's nodes, right behind the committed ones, and forget the tree's
-        others; states become those behind the path's last node. The last `uncommitted` nodes,
-        which may be of several paths, stay the first of the next tree (Target.verify)."""
+        others; states become those behind the path's last node."""
         for layer in self.layers:
             if isinstance(layer, RecurrentLayer):
                 layer.keep_path(node_A)
@@ -172,8 +171,7 @@ class TreeCache(Cache):
                 # index_select copies first, so source and destination rows may overlap
                 kept_rows = pool.index_select(3, row_A.to(pool.device))
                 pool.narrow(3, self.committed, kept).copy_(kept_rows)
-        self.length = self.committed + kept
-        self.committed = self.length - uncommitted
+        self.length = self.committed = self.committed + kept
 
 
 # --- masks ----------------------------------------------------------------------------------------

@@ -195,29 +195,27 @@ class Target:
         return logits_V, features_LF
 
     @torch.inference_mode()
-    def verify(self, tree: DraftTree, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    def verify(self, tree: DraftTree) -> tuple[torch.Tensor, torch.Tensor]:
         """Run every node of the tree at once, each seeing the prefix and its ancestors only.
 
-        Returns logits [N, V], row i of the token AFTER node i, and features [N, F]. The first
-        `known` nodes are those that commit has kept as uncommitted: they are not run again, and
-        have no row in what is returned.
+        Returns logits [N, V], row i of the token AFTER node i, and features [N, F].
         """
         N, prefix = tree.size, self.cache.committed
         # 1. Nodes are written right behind the committed rows, in their order, over what an earlier
         #    tree has left there; they stand where their depth says.
-        self.cache.length = prefix + known
-        row_N = self.cache.next_rows(N - known, self.device)
+        self.cache.length = prefix
+        row_N = self.cache.next_rows(N, self.device)
         position_N = prefix + tree.depth_N
         # 2. Each sees the committed rows, its ancestors and itself. A single token gets what
         #    `generate` gets, transformers' own masks.
         visible_NK = key_position_K = None
         if N > 1 or self.engine.compiles:
-            visible_NK = torch.ones(N - known, prefix + N, dtype=torch.bool, device=self.device)
-            visible_NK[:, prefix:] = tree.ancestor_NN[known:]
+            visible_NK = torch.ones(N, prefix + N, dtype=torch.bool, device=self.device)
+            visible_NK[:, prefix:] = tree.ancestor_NN
             key_position_K = torch.cat([torch.arange(prefix, device=self.device), position_N])
         # 3. One forward. Recurrent layers are given the tree; a single token is transformers' own
         #    step there too, which changes their states for good.
-        tensors = tree.token_N[known:], row_N, position_N[known:], visible_NK, key_position_K
+        tensors = tree.token_N, row_N, position_N, visible_NK, key_position_K
         if self.has_states and N > 1:
             with exchanged_functions(self._body):
                 step = self._step(self.cache, tree.parent_N, tree.ancestor_NN, *tensors)
@@ -283,9 +281,9 @@ class Target:
             cache.forward = None
         return hidden_BND[0], features_BNF[0]
 
-    def commit(self, node_A: torch.Tensor, uncommitted: int = 0) -> None:
+    def commit(self, node_A: torch.Tensor) -> None:
         """Keep the cache rows of the accepted path, root first; drop the rest. See keep_path."""
-        self.cache.keep_path(node_A, uncommitted)
+        self.cache.keep_path(node_A)
 
     def hidden_and_features(
         self, token_BN: torch.Tensor, *, cache: TreeCache | None = None, **forward

@@ -146,16 +146,6 @@ class GrowingDrafter(Drafter):
                 file=sys.stderr,
             )
 
-    def propose_behind(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> DraftTree:
-        """The tree below tokens that are not committed, given as to `observe`: they are forgotten
-        again, and what was observed before is committed."""
-        committed = self.cache.length + sum(len(token_T) for _, token_T in self._pending)
-        self.observe(features_TF, next_tokens)
-        tree = self.propose()
-        self.cache.length = self.cache.committed = committed
-        self._proposed = None  # `close` is told of whole rounds alone
-        return tree
-
     @torch.inference_mode()
     def propose(self) -> DraftTree:
         """Run what was committed since the last round, then grow the tree below the end of it."""

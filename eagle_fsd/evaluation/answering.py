@@ -83,13 +83,19 @@ def _transformers_generate(
 
 
 def turn_record(
-    model: Model, prompt: list[int], result: Generation, seconds: float, *, thought: int
+    model: Model,
+    prompt: list[int],
+    result: Generation,
+    seconds: float,
+    ends: list[int],
+    *,
+    thought: int,
 ) -> dict:
-    """One answered turn as JSON, with how the target rates it; `thought` characters of its text are
-    thought."""
+    """One answered turn as JSON, with how the target rates it; `ends` are its text_ends, and
+    `thought` characters of its text are thought."""
     argmax_share, mean_logp = rescore(model.target, prompt, result.tokens)
     # [begin, end) of every fuzzy token in the text, which may end before the tokens do
-    ends = [0, *model.text_ends(result.tokens)]
+    ends = [0, *ends]
     spans = zip(ends, ends[1:], result.fuzzy, strict=False)
     fuzzy_spans = [[min(place, ends[-1]) for place in span] for *span, fuzzy in spans if fuzzy]
     return {
@@ -110,7 +116,6 @@ def turn_record(
                     of: list(map(json_number, getattr(r, of)))
                     for of in ("divergence", "tv", "regret")
                 },
-                **({} if r.dial is None else {"dial": round(r.dial, 6)}),
             }
             for r in result.rounds
         ],

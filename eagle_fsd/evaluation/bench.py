@@ -21,10 +21,9 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.evaluation.answering import TurnTrace, answer_prompt, turn_record
 from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
-from eagle_fsd.evaluation.report.run_data import RunData
 from eagle_fsd.models.loaded import Model
-from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, changeable
-from eagle_fsd.runs.folder import Processes, Run, answer_key
+from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions
+from eagle_fsd.runs.folder import Processes, Run
 from eagle_fsd.runs.jsonl import write_lines
 from eagle_fsd.thoughts import answer_message, thought_tokens
 from eagle_fsd.timing import check_timing_alone, rotated
@@ -57,14 +56,10 @@ class Bench:
         if options.traces:
             self._traced = spread(questions, options.traces, option="--traces")
         self.processes = Processes.launched(cpu=model_options.device == "cpu")
-        settings = {"command": command} | asdict(options) | asdict(sampling)
-        settings |= asdict(model_options) | model_options.digests()
-        free = changeable(options, sampling, model_options)
-        self.run = Run(
-            options.output,
-            settings,
+        self.run = Run.of(
+            *(options, sampling, model_options),
+            further={"command": command} | model_options.digests(),
             name=run_name or command,
-            free=free,
             processes=self.processes,
         )
         for records in self.run.records.values():
@@ -80,31 +75,15 @@ class Bench:
         ]
         if jobs:
             self._answer(jobs)
-        if self.options.retime and self._timed:
-            run = RunData(self.name, self.run.settings, self.run.sessions, self.records())
-            disturbed = {(turn.arm, turn.question_id, turn.choice) for turn in run.disturbed}
-            again = [
-                (question, arm, choice)
-                for question in self.questions
-                for arm in self.arms
-                for choice in range(self.options.num_choices)
-                if (arm.text, question.question_id, choice) in disturbed
-            ]
-            if again:
-                tqdm.write(f"answers that were disturbed and are made again, once: {len(again)}")
-                self._answer(again)
         self.run.finish()
         if self.processes.is_main:
             for name, records in self.run.records.items():
                 path = self.run.folder / "answers" / f"{name}.jsonl"
                 write_lines(path, fastchat_answers(list(records.values())))
 
-    @property
-    def _timed(self) -> bool:
-        return self.processes.count == 1 and not self.options.quality_only
-
     def _answer(self, jobs: list[Job]) -> None:
-        processes, timed = self.processes, self._timed
+        processes = self.processes
+        timed = processes.count == 1 and not self.options.quality_only
         warnings = check_timing_alone(self.model_options.device) if timed else []
         # this process's questions, each with all its arms
         ids = list(dict.fromkeys(question.question_id for question, *_ in jobs))
@@ -125,13 +104,6 @@ class Bench:
             # transformers' own loop has no trees
             traced = choice == 0 and arm.runs_our_loop and question in self._traced
             record = self._answered(question, arm, choice, budget=budget, traced=traced)
-            before = self.run.records[arm.slug].get(answer_key(record), record)
-            pairs = zip(before["turns"], record["turns"], strict=True)
-            if any(old["token_ids"] != new["token_ids"] for old, new in pairs):
-                tqdm.write(
-                    f"{arm.text!r} answers question {question.question_id!r} otherwise than "
-                    "before: what it says depends on more than its seed; the later answer counts"
-                )
             self.run.add(arm.slug, record)
 
     @cached_property
@@ -167,10 +139,10 @@ class Bench:
                 watch=trace.take if trace else None,
             )
             thought = model.find_thought(prompt, result.tokens)
-            turn = turn_record(model, prompt, result, seconds, thought=thought.length)
+            ends = model.text_ends(result.tokens)
+            turn = turn_record(model, prompt, result, seconds, ends, thought=thought.length)
             if trace:
-                tokens = thought_tokens(thought.length, model.text_ends(result.tokens))
-                turn["trace"] = {"thought": tokens} | trace.taken
+                turn["trace"] = {"thought": thought_tokens(thought.length, ends)} | trace.taken
             turns.append({"prompt": text, "seed": seed} | turn)
             messages.append(answer_message(turn["text"], thought))
         return {

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from eagle_fsd.config import BadInput, default_tree, parse_tree, tree_name
-from eagle_fsd.options import ChatOptions, PluginOptions, QuestionOptions, changeable, option
+from eagle_fsd.config import BadInput, TreeConfig, default_tree
+from eagle_fsd.options import (
+    ChatOptions,
+    PluginOptions,
+    QuestionOptions,
+    TargetOptions,
+    option,
+    other_default,
+)
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.provenance import digest, source_digest, without_checkout
 
@@ -38,7 +45,8 @@ class ReplayOptions(QuestionOptions, ChatOptions, PluginOptions):
         "The draft heads: folders or hub ids. Empty: the one that ships for smollm2.",
         may_change=True,
     )
-    dtype: str = "float32"  # in any other a replay does not equal decoding
+    # in any other a replay does not equal decoding
+    dtype: str = other_default(TargetOptions, "dtype", "float32")
     arms: list[str] = option(
         [f"exact@eagle:{tree}" for tree in ("7x4x6", "15x4x6", "23x5x8", "59x6x10")],
         "The arms that are replayed: exact, with any drafters.",
@@ -51,10 +59,10 @@ class ReplayOptions(QuestionOptions, ChatOptions, PluginOptions):
 
     def __post_init__(self):
         from eagle_fsd.models.assets import EMBEDDED_TARGET
-        from eagle_fsd.models.load import chosen_device, default_head
+        from eagle_fsd.models.load import default_head
 
         super().__post_init__()
-        self.device = chosen_device(self.device)
+        TargetOptions.__post_init__(self)
         self.heads = list(dict.fromkeys(self.heads or [default_head(EMBEDDED_TARGET)]))
         kind = [self.target, self.dtype, self.conv_template, source_digest()]
         own = f"{Path(self.target).name}-{digest(kind)}"  # of changed code they are made anew
@@ -74,7 +82,7 @@ def run_replay(options: ReplayOptions) -> None:
 
     # 1. What is replayed, and the folders of the texts and of this run.
     tree = default_tree(options.device)
-    arms = read_arms(options.arms, tree_name(tree))
+    arms = read_arms(options.arms, tree)
     questions = spread(read_questions(options.question_file), options.questions)
     config = load.load_target_config(options.target)
     heads = {name: load.load_head(name, config, target=options.target) for name in options.heads}
@@ -83,10 +91,9 @@ def run_replay(options: ReplayOptions) -> None:
     digests = target_digests(options.target)
     identity = {key: asdict(options)[key] for key in ("target", "dtype", "conv_template")}
     store = Run(options.texts, identity | digests)
-    settings = {"command": "replay"} | asdict(options) | digests | options.plugin_digest()
-    settings["arms"] = [arm.text for arm in arms]  # with their trees, which the machine may choose
-    free = changeable(options) | {"device"}
-    run = Run(options.output, settings, name="replay", free=free)
+    options.arms = [arm.text for arm in arms]  # with their trees, which the machine may choose
+    further = {"command": "replay"} | digests | options.plugin_digest()
+    run = Run.of(options, further=further, name="replay")
     for records in run.records.values():
         check_same_questions(records.values(), questions, turns=1)
 
@@ -137,19 +144,18 @@ def run_replay(options: ReplayOptions) -> None:
     report(run, chosen)
 
 
-def read_arms(texts: Sequence[str], tree: str) -> "list[Arm]":
+def read_arms(texts: Sequence[str], tree: TreeConfig) -> "list[Arm]":
     """The arms, each with its tree, by default the machine's, since a run may go on elsewhere.
     Refuse one whose rounds do not follow from the text alone, or whose tree reaches beyond what is
     kept of it."""
     from eagle_fsd.arms import parse_arms
-    from eagle_fsd.drafters.settings import DEFAULT_DRAFTER
     from eagle_fsd.evaluation.texts import TOKENS_BEYOND_END
 
     named = []
     for arm in parse_arms(texts):
-        drafter, comma, more = (arm.text.partition("@")[2] or DEFAULT_DRAFTER).partition(",")
-        shape = parse_tree(arm.tree or tree)
-        deep = arm.needs_head and shape.tree_depth > TOKENS_BEYOND_END
+        if arm.needs_head and not arm.tree:
+            arm = arm.with_tree(tree)
+        deep = arm.needs_head and arm.drafter.shape.tree_depth > TOKENS_BEYOND_END
         other_text = arm.kind != "exact" or arm.guards
         if other_text or deep or arm.needs_draft_model or arm.drafter.recycle:
             raise BadInput(
@@ -157,13 +163,12 @@ def read_arms(texts: Sequence[str], tree: str) -> "list[Arm]":
                 f"with a head's trees of at most {TOKENS_BEYOND_END} levels or with ngram at "
                 "recycle=0, and loads no draft model"
             )
-        own = arm.tree or not arm.needs_head
-        named.append(arm.text if own else f"exact@{drafter}:{tree}{comma}{more}")
+        named.append(arm.text)
     return parse_arms(named)
 
 
 def report(run: Run, records: Mapping[str, Sequence[dict]]) -> None:
-    from eagle_fsd.evaluation.report.run_data import RunData
+    from eagle_fsd.evaluation.run_data import RunData
     from eagle_fsd.evaluation.tables import columns, markdown_table
     from eagle_fsd.runs.jsonl import write_file, write_json
 

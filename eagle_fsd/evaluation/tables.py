@@ -40,12 +40,10 @@ SCORES_NOTE = (
     "as_plain is the share of answers that come to what plain's comes to, right or wrong."
 )
 ARM_WIDTH, TITLE_WIDTH = 20, 12  # of 100 on a terminal
-MEDIAN = "median_speed_vs_plain"
 # metric -> its words in a verdict
 PHRASES = {
     "tokens_per_second": "{:.1f} tokens per second",
     "speed_vs_plain": "{:.2f} times plain's tokens per second",
-    MEDIAN: "{:.2f} times plain's tokens per second on the median question",
     "tokens_per_round": "{:.2f} tokens per round",
     "tokens_per_round_vs_exact": "{:+.0%} tokens per round over exact",
     "fuzzy_share": "{:.1%} of its tokens fuzzy",
@@ -102,21 +100,17 @@ def terminal_table(rows: list[dict]) -> str:
     )
 
 
-def verdict(
-    row: dict, noise: float = 0.0, *, score: dict | None = None, disturbed: bool = False
-) -> str:
+def verdict(row: dict, noise: float = 0.0, *, score: dict | None = None) -> str:
     """Such as "+10 % tokens per round over exact, 4.1 % of its tokens fuzzy", behind its `score`, a
     row of task_scores.compare_scores. A speed that the noise (RunData's) or its own interval
-    explains is called plain's; where answers were disturbed, the median stands in the place of the
-    speed over all. An arm of which nothing else is known has the length of its answers."""
+    explains is called plain's. An arm of which nothing else is known has the length of its
+    answers."""
     gain = "tokens_per_round_vs_exact"
     tokens = "tokens_per_round" if row[gain]["value"] is None else gain
     keys = ["speed_vs_plain", tokens, "fuzzy_share", "mean_logp_minus_plain"]
     if (row["repetition_minus_plain"]["value"] or 0) >= REPEATS:
         keys.append("repetition_minus_plain")
     keys = OF_BASELINES.get(row["rule"], keys)
-    if disturbed:
-        keys = [MEDIAN if key == "speed_vs_plain" else key for key in keys]
     keys = [key for key in keys if row[key]["value"] is not None] or ["tokens_per_answer"]
     parts = []
     if score and score["mean"]["value"] is not None:
@@ -126,10 +120,10 @@ def verdict(
     for key in keys:
         value, low, high = (row[key].get(end) for end in ("value", "low", "high"))
         phrase = PHRASES[key]
-        if key in ("speed_vs_plain", MEDIAN):
+        if key == "speed_vs_plain":
             by_noise = 1 / (1 + noise) <= value <= 1 + noise
             if by_noise or low is not None and low <= 1 <= high:
-                phrase = PLAINS_SPEED + " on the median question" * disturbed
+                phrase = PLAINS_SPEED
         parts.append(phrase.format(value - 1 if key == gain else value))
     return ", ".join(parts).replace("%", " %")
 

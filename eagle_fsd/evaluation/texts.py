@@ -22,9 +22,9 @@ from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter, RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.walk import walk
 from eagle_fsd.heads.draft_head import unroll
 from eagle_fsd.models.generate import Request, complete, rescore
-from eagle_fsd.models.walk import walk
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.runs.folder import Run
 

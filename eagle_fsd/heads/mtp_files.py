@@ -29,10 +29,7 @@ SWITCHES = ("feature", "own")
 # what a checkpoint, also a multimodal one, calls its readout, and the embedding where that is both
 READOUTS = ("lm_head.weight", "language_model.lm_head.weight")
 READOUTS += ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
-RELEASED = (
-    "take the files that were released, in bfloat16, float16 or float32, or a conversion of "
-    "quantised ones that kept the layer, or name their folder, as mtp:FOLDER"
-)
+RELEASED = "take the released files, or unquantised ones that kept the layer: mtp:FOLDER"
 
 
 def is_mtp(name: str | Path) -> bool:
@@ -73,11 +70,6 @@ def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead
     the first tensors or the file, and what helps."""
     # 1. Where it lies: a trained layer's folder, another checkpoint, or the target's own.
     path, switches = parse_name(str(name)) if is_text(name) else (str(name), {})
-    if not path and is_mtp(f"./{NAME}"):
-        raise BadInput(
-            f"head {name!r} is the layer in the target's own checkpoint, and a folder {NAME!r} "
-            f"holds a trained one: name that ./{NAME}, or rename the folder"
-        )
     path = path or target
     if not path or config.model_type not in FAMILIES:
         raise BadInput(
@@ -96,50 +88,40 @@ def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead
         if values.get("model_type") not in FAMILIES:  # MiMo's own says mimo
             values = values | {"model_type": config.model_type}
         check_same({key: values.get(key, getattr(config, key)) for key in FITTING}, config)
-    # 2. Its tensors: of experts that lie one by one, several make up one.
-    shape = _shape(files, MtpConfig(config, **switches))
-    head = MtpHead(shape).eval()
-    tensors, whole = _checked_tensors(files, head), {}
-    for part, wanted in head.state_dict().items():
-        parts = [tensors[key] for key in stored_keys(shape, part, len(wanted))]
-        whole[part] = parts[0] if len(parts) == 1 else torch.cat(parts).view(wanted.shape)
-    head.load_state_dict(whole, assign=True)
-    return head
-
-
-def _shape(files: Checkpoint, shape: MtpConfig) -> MtpConfig:
-    """The same with what these files say; BadInput: they hold no layer, or several."""
-    key = shape.key("eh_proj")
-    if (held := counted_layers(shape.target) if key in files.keys else 0) != 1:
+    # 2. What these files hold: one layer, with a readout of its own or without.
+    shape = MtpConfig(config, **switches)
+    held = counted_layers(config) if (key := shape.key("eh_proj")) in files.keys else 0
+    if held != 1:
         raise BadInput(
-            f"the checkpoint in {files.path} holds {held} MTP layers (such as {key!r}), and one "
-            "alone, which is run at every level, is read; transformers leaves it out when it saves "
-            f"a model: name another head, or {RELEASED}"
+            f"the checkpoint in {path} holds {held} MTP layers (such as {key!r}), and one alone is "
+            "read; transformers leaves it out when it saves a model: name another head, or "
+            f"{RELEASED}"
         )
     shape.fused_experts = shape.key("layer") + "mlp.experts.gate_up_proj" in files.keys
     if (key := shape.key("lm_head")) in files.keys:
         readout = next((name for name in READOUTS if name in files.keys), "")
         copied = readout and same_numbers(files.tensor(key), files.tensor(readout))
         shape.own_lm_head = not copied
-    return shape
-
-
-def _checked_tensors(files: Checkpoint, head: MtpHead) -> dict[str, torch.Tensor]:
-    config = head.config
+    # 3. Its tensors, but for tables that others hold too, and what follows from the config.
+    head = MtpHead(shape).eval()
     wanted = {key: tuple(part.shape) for key, part in stored_tensors(head).items()}
-    # the tables, which others hold too, and what follows from the config
-    idle = {config.key("embedding"), config.key("lm_head")} - wanted.keys()
+    idle = {shape.key("embedding"), shape.key("lm_head")} - wanted.keys()
     tensors = {
         key: files.tensor(key)
         for key in files.keys - idle
-        if key.startswith(config.key("")) and not key.endswith(FREQUENCIES)
+        if key.startswith(shape.key("")) and not key.endswith(FREQUENCIES)
     }
     if faults := tensor_faults(wanted, tensors):
         raise BadInput(
-            f"the MTP layer in {files.path} is not one of a target of type "
-            f"{config.target.model_type!r} and of this shape: {first_faults(faults)}: {RELEASED}"
+            f"the MTP layer in {path} is not one of a target of type {config.model_type!r} and of "
+            f"this shape: {first_faults(faults)}: {RELEASED}"
         )
-    return tensors
+    whole = {}
+    for part, made in head.state_dict().items():
+        parts = [tensors[key] for key in stored_keys(shape, part, len(made))]
+        whole[part] = parts[0] if len(parts) == 1 else torch.cat(parts).view(made.shape)
+    head.load_state_dict(whole, assign=True)
+    return head
 
 
 def stored_keys(config: MtpConfig, name: str, experts: int) -> list[str]:

@@ -5,15 +5,11 @@ which keys, and the module, made of transformers' classes of the family.
 
 That is the step of EAGLE-1 (draft_head.py) with norms of its own, and its logits are of token i+2
 too. Checkpoints were trained for one step; below the first level the layer is run on its own output
-(arXiv 2509.18362 says what that costs, and trains it). Which of two states it reads is a switch:
+(arXiv 2509.18362). Which of two states it reads is a switch, on which engines disagree:
 
-    feature   the target's hidden state after its final norm ("normed") or before ("raw")
+    feature   the target's hidden state after its final norm ("normed", as transformers and vLLM
+              take it) or before ("raw")
     own       its own output after its final norm, or before
-
-Both are "normed" by default. So are the features in transformers 5.23 (hidden_states[-1] in
-generation/candidate_generator.py) and in vLLM, and engines that had recycled the state before the
-norm gained by taking the one behind it (ROCm/ATOM 1742 and 1764, vllm-project/vllm 47448);
-ggml-org/llama.cpp 24025 says the opposite of DeepSeek and GLM.
 
 Axes: B batch, T new positions, D hidden size.
 """
@@ -48,47 +44,31 @@ class Layout:
         layer: what those of the decoder layer go on with.
         enorm, hnorm, eh_proj, norm: what norms the embedding and the hidden state, projects both
             side by side to one, and norms what comes out of the decoder layer.
-        embedding, lm_head: where a checkpoint keeps these a second time.
         hidden_first: the projection reads [hidden, embedding] and not [embedding, hidden].
+        embedding, lm_head: where a checkpoint keeps these a second time.
     """
 
     every: str
+    layer: str
     enorm: str
     hnorm: str
     eh_proj: str
     norm: str
-    layer: str = ""
-    embedding: str = "embed_tokens.weight"
-    lm_head: str = "shared_head.head.weight"
     hidden_first: bool = False
+    embedding: str = "embed_tokens"
+    lm_head: str = "shared_head.head"
 
     def key(self, name: str, layers: int) -> str:
-        """Of "" what all begin with."""
-        return self.every.format(n=layers) + (getattr(self, name) if name else "")
+        """Of a tensor; of "" what all begin with, of "layer" what the decoder layer's do."""
+        end = getattr(self, name) if name else ""
+        return self.every.format(n=layers) + end + ".weight" * (name not in ("", "layer"))
 
 
-BEHIND = Layout(
-    every="model.layers.{n}.",
-    enorm="enorm.weight",
-    hnorm="hnorm.weight",
-    eh_proj="eh_proj.weight",
-    norm="shared_head.norm.weight",
-)
-APART = Layout(
-    every="mtp.",
-    enorm="pre_fc_norm_embedding.weight",
-    hnorm="pre_fc_norm_hidden.weight",
-    eh_proj="fc.weight",
-    norm="norm.weight",
-    layer="layers.0.",
-)
+BEHIND = Layout("model.layers.{n}.", "", "enorm", "hnorm", "eh_proj", "shared_head.norm")
+APART = Layout("mtp.", "layers.0.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
 MIMO = Layout(
-    every="model.mtp_layers.",
-    enorm="0.token_layernorm.weight",
-    hnorm="0.hidden_layernorm.weight",
-    eh_proj="0.input_proj.weight",
-    norm="0.final_layernorm.weight",
-    layer="0.",
+    *("model.mtp_layers.", "0.", "0.token_layernorm", "0.hidden_layernorm"),
+    *("0.input_proj", "0.final_layernorm"),
     hidden_first=True,
 )
 # By the model type of a text model's config. Norms, attention and experts are what transformers'
@@ -159,14 +139,10 @@ class MtpConfig:
         for name in ("feature", "own"):
             check_known(name, getattr(self, name), STATES)
         self.layer = layer = copy.deepcopy(self.target)
-        for name, value in (
-            ("num_hidden_layers", 1),
-            ("layer_types", ["full_attention"]),
-            ("mlp_layer_types", ["sparse"]),
-            ("first_k_dense_replace", 0),
-            ("mlp_only_layers", []),
-            ("decoder_sparse_step", 1),
-        ):
+        alone = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+        alone |= {"mlp_layer_types": ["sparse"], "first_k_dense_replace": 0}
+        alone |= {"mlp_only_layers": [], "decoder_sparse_step": 1}
+        for name, value in alone.items():
             if getattr(layer, name, None) is not None:
                 setattr(layer, name, value)
         self.hidden_size = self.feature_size = layer.hidden_size

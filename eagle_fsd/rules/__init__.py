@@ -1,9 +1,8 @@
 """Acceptance rules, a file a family; a new one is a class and an entry in RULES. Rivals from other
-papers are in extras/rivals.py, a plug-in."""
+papers, and one that holds a cost, are plug-ins: extras/rivals.py and extras/hold.py."""
 
 from eagle_fsd.decoding.verified import Rule
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper, Random
-from eagle_fsd.rules.hold import Hold
 from eagle_fsd.rules.price import PathRule
 from eagle_fsd.rules.rejection import Rejection
 from eagle_fsd.rules.thresholds import Ratio, Relaxed, Typical
@@ -14,7 +13,6 @@ RULES: dict[str, type[Rule]] = {
     "fsd-paper": FsdPaper,  # the same, asked before the drawn token
     "ratio": Ratio,  # another draft whose regret is small
     "path": PathRule,  # the path of the whole tree that is worth its regret
-    "hold": Hold,  # path at the price that costs so much a token
     # rivals; docs/rules.md has a formula and a source for each
     "typical": Typical,
     "relaxed": Relaxed,

@@ -75,7 +75,7 @@ class PathRule(Coupled):
 
     columns: ClassVar[tuple[str, ...]] = ("regret", "log_prob")
     bounds: ClassVar[tuple[float, float]] = (0.0, MOST_PRICE)
-    price: float = 0.5
+    price: float = 0.9  # results/defaults
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:
         if self.price == 0:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -215,6 +215,27 @@ class Run:
             # last has ended, also one that has outlived its launcher
             fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             processes.wait()
+
+    @classmethod
+    def of(
+        cls,
+        *options: object,
+        further: dict,
+        name: str = "",
+        key: Callable[[dict], Hashable] = answer_key,
+        processes: Processes = Processes(),  # noqa: B008  (frozen)
+    ) -> "Run":
+        """A command's run. Its settings are the options, dataclasses of which the first says where
+        it lies, and in their place or beside them `further` ones: digests of what the options
+        name, since files may change. What the dataclasses do not compare may be another in a later
+        session."""
+        settings = {}
+        for group in options:
+            settings |= asdict(group)
+        settings |= further
+        free = {field.name for group in options for field in fields(group) if not field.compare}
+        folder = settings["output"]
+        return cls(folder, settings, name=name, free=free, key=key, processes=processes)
 
     def _read_records(self, *, repair: bool = False) -> None:
         known = {session["session"] for session in self.sessions}

@@ -54,7 +54,7 @@ def profile_contexts(
     those of forward_rows with their context.
 
     Args:
-        model: loads it, or gives the one that is loaded; asked if something is missing.
+        model: loads it, or gives the one that is loaded; asked only where something is missing.
         lengths: tokens of the prompts, which are the ends of a user turn of the text repeated.
     """
     found = run.records[PROFILES]

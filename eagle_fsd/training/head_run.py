@@ -14,13 +14,13 @@ from transformers import PretrainedConfig
 
 from eagle_fsd.config import SMALL_TREE, BadInput, TreeConfig, tree_name
 from eagle_fsd.drafters.eagle import head_drafter, share_tables
+from eagle_fsd.drafters.walk import walk
 from eagle_fsd.heads.draft_head import DraftHead, build_head
 from eagle_fsd.heads.draft_vocabulary import answer_counts, coverage, frequent_tokens
 from eagle_fsd.heads.files import write_head
 from eagle_fsd.heads.head_config import head_shape
 from eagle_fsd.heads.mtp_files import write_mtp
 from eagle_fsd.models import load
-from eagle_fsd.models.walk import walk
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.training.data import Batches, Dialogue, supervised
 from eagle_fsd.training.features import TargetStates

@@ -15,7 +15,7 @@ from tiny_folder import write_target
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
-from eagle_fsd.evaluation.report.run_data import read_run
+from eagle_fsd.evaluation.run_data import read_run
 from eagle_fsd.models.load import load_target
 from eagle_fsd.rules import RULES
 from eagle_fsd.runs.provenance import digest
@@ -98,14 +98,15 @@ def records(tmp_path, monkeypatch):
 
 def test_the_correlation_of_regret_with_what_was_lost():
     """By hand: of two rankings of 4 that differ by a swap of neighbours it is 1 - 6 * 2 / 60."""
-    lost = {"a": (1, 0.2), "b@hybrid": (2, 0.1), "c": (3, 0.3), "d": (4, 0.4)}
+    lost = {"fsd:1": (1, 0.2), "fsd:2@hybrid": (2, 0.1)}
+    lost |= {"fsd:3": (3, 0.3), "fsd:4": (4, 0.4)}
     arms = [
         {"arm": arm, "regret_per_token": regret, "tv_per_token": -regret}
         | {f"{name}_minus_plain": {"value": -loss} for name in (READER.LOGP, READER.NEW)}
         for arm, (regret, loss) in lost.items()
     ]
     found = {(row["drafter"], row["of"]): row[READER.LOGP] for row in READER.correlate(arms)}
-    by_regret = {"all": pytest.approx(0.8), "the default one": pytest.approx(1.0)}
+    by_regret = {"all": pytest.approx(0.8), "eagle": pytest.approx(1.0)}
     assert {group: found[group, "regret/token"] for group in by_regret} == by_regret
     assert found["all", "TV/token"] == pytest.approx(-0.8)
 

@@ -12,7 +12,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.curves import GAIN, crossing, equal_gain, lost_at
 from eagle_fsd.evaluation.metrics import summarize
 from eagle_fsd.evaluation.questions import Question
-from eagle_fsd.evaluation.report.run_data import read_run
+from eagle_fsd.evaluation.run_data import read_run
 from eagle_fsd.tasks.task_scores import score_run
 
 FRONT = load_command("extras/rule_front.py")

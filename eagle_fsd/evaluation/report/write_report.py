@@ -1,8 +1,7 @@
 """What is made of a run's rows: the summary that a command leaves beside its records, and the
 report on any number of runs, a folder of its own.
 
-index.html      everything, in one file that needs nothing else
-report.json     the tables' rows, for programs; its "made_by" marks the folder as a report
+index.html      everything, in one file that needs nothing else; marks the folder as a report
 tables/*.csv    arms, by_category, equal_gain, scores
 plot.svg        loss against gain, and plot_speed.svg against tokens per second
 
@@ -12,7 +11,6 @@ textContent.
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 
@@ -24,26 +22,24 @@ from eagle_fsd.evaluation.bench import Bench
 from eagle_fsd.evaluation.metrics import METRICS
 from eagle_fsd.evaluation.plots import GAIN, INK, SPEED, caption, line_styles, plot_curves
 from eagle_fsd.evaluation.record_numbers import repetition
-from eagle_fsd.evaluation.report.run_data import RunData
+from eagle_fsd.evaluation.run_data import RunData
 from eagle_fsd.evaluation.tables import NOTES, cell_text, csv_text, markdown_table, terminal_table
 from eagle_fsd.runs.folder import answer_key, lock_folder
-from eagle_fsd.runs.jsonl import read_json, write_file, write_json
+from eagle_fsd.runs.jsonl import write_file, write_json
 from eagle_fsd.thoughts import thought_tokens
 
-MADE_BY = "eagle_fsd report"
+MADE_BY = '<meta name="generator" content="eagle_fsd report">'  # of page.html
 CSV = {title: title.lower().replace(" ", "_") for title in NOTES}  # names of tables
 PLOTS = {GAIN: "plot", SPEED: "plot_speed"}  # names of plots
-WRITTEN = [f"tables/{name}.csv" for name in CSV.values()]
-WRITTEN += [*(f"{name}.svg" for name in PLOTS.values()), "index.html"]
+# the page first: a kill behind it leaves a report
+WRITTEN = ["index.html", *(f"tables/{name}.csv" for name in CSV.values())]
+WRITTEN += [f"{name}.svg" for name in PLOTS.values()]
 HERE = Path(__file__).parent
 
 
-def report_bench(
-    bench: Bench, *, scores: Sequence[dict] = (), extra: str = "", further: dict | None = None
-) -> str:
-    """Write summary.md, .json, .csv, .svg and by_category.csv; returns what the terminal shows.
-    `scores` are rows of task_scores.compare_scores, `extra` is a text below the tables, `further`
-    are entries of summary.json."""
+def report_bench(bench: Bench, *, scores: Sequence[dict] = (), further: dict | None = None) -> str:
+    """Write summary.md and summary.json; returns what the terminal shows. `scores` are rows of
+    task_scores.compare_scores, `further` are entries of summary.json."""
     folder, settings = bench.run.folder, bench.run.settings
     run = RunData(bench.name, settings, bench.run.sessions, bench.records(), scores=[*scores])
     rows, doubts = run.rows, run.doubts()
@@ -54,41 +50,35 @@ def report_bench(
         f"{run.origin('device')}, commit {run.origin('commit')}"
     )
     whole = {"title": title, "options": settings, "sessions": run.sessions, "notes": doubts}
-    whole |= {"rows": rows, "by_category": run.categories, **(further or {})}
-    write_json(folder / "summary.json", whole)
-    write_file(folder / "summary.csv", csv_text(rows))
-    write_file(folder / "by_category.csv", csv_text(run.categories))
-    svg = plot_curves(rows)
-    if svg:
-        write_file(folder / "summary.svg", svg)
+    whole |= {"rows": rows, "by_category": run.categories}
+    whole |= {CSV[title]: made.rows for title, made in run.tables.items() if made.rows is not rows}
+    write_json(folder / "summary.json", whole | (further or {}))
     verdicts = "\n".join(f"- {row['arm']}: {run.verdict(row)}" for row in rows)
     notes = [f"Note: {note}." for note in [*doubts, run.noise_note()] if note]
     sections = {
         name: f"### {name}\n\n{table.note}\n\n{markdown_table(table.rows, table.columns)}"
         for name, table in run.tables.items()
     }
-    plot = "![loss against gain](summary.svg)" if svg else ""
-    text = [title, verdicts, plot, caption(rows), *sections.values(), extra, *notes]
+    text = [title, verdicts, *sections.values(), *notes]
     write_file(folder / "summary.md", "\n\n".join(filter(None, text)) + "\n")
     plugin = ["--plugin", path] if (path := bench.model_options.plugin) else []
     page = shown_command("report.py", folder, *plugin, "--output", f"{folder}_report")
     rest = (
-        f"All columns, with intervals, are in {folder}: summary.md, summary.json and summary.csv; "
-        f"the plot is summary.svg.\nThe report's page is made by: {page}"
+        f"All columns, with intervals, are in {folder}: summary.md and summary.json.\n"
+        f"The report's page is made by: {page}"
     )
-    shown = [title, sections.get("Scores"), terminal_table(rows), verdicts, extra, *notes, rest]
+    shown = [title, sections.get("Scores"), terminal_table(rows), verdicts, *notes, rest]
     return "\n" + "\n\n".join(filter(None, shown))
 
 
 def write_report(runs: list[RunData], output: Path) -> list[str]:
     """Write the report in place of an old one, of which nothing stays; what a report does not write
     stays. Returns all warnings."""
-    # a folder may be written to that is empty or a report, by what its own report.json says
+    # a folder may be written to that is empty or a report, by what its own page says
     if os.path.exists(output) and (os.path.isfile(output) or any(output.glob("[!.]*"))):
-        made, made_by = output / "report.json", None
-        with suppress(BadInput):
-            made_by = read_json(made).get("made_by")
-        if made_by != MADE_BY or made.is_symlink():
+        page = output / "index.html"
+        own = page.is_file() and not page.is_symlink()
+        if not own or MADE_BY not in page.read_text(encoding="utf-8", errors="replace"):
             raise BadInput(
                 f"--output {output} is something else than a report (or a report of an older "
                 "version: delete it): name another folder"
@@ -105,7 +95,6 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
                 named = [{"run": run.name} | row for row in table.rows]
                 csv_rows.setdefault(CSV[title], []).extend(named)
     warnings = [f"{run.name}: {text}" for run in runs for text in run.doubts()]
-    sources = [{"name": run.name, "options": run.options, "sessions": run.sessions} for run in runs]
     # 2. the files
     files = {f"tables/{name}.csv": csv_text(rows) for name, rows in csv_rows.items()}
     figures = {}
@@ -125,8 +114,6 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
     )
     # 3. onto the disk
     with lock_folder(output):
-        whole = {"made_by": MADE_BY, "runs": sources, "warnings": warnings, "tables": csv_rows}
-        write_json(output / "report.json", whole)  # first: a kill behind it leaves a report
         for name in WRITTEN:
             if name in files:
                 write_file(output / name, files[name])

@@ -26,7 +26,6 @@ UNTESTED = "nobody has tested it there"
 REFUSED = dict.fromkeys((PLAIN, *BY_TRANSFORMERS), "it has no drafts, and a server drafts for all")
 REFUSED |= {
     "fsd-paper": "it may end a round at a draft that is the exact token, which vLLM accepts",
-    "hold": "it remembers an answer's cost, which vLLM does not report to a logits processor",
     "rejection": "it is for sampled drafts, and vLLM's own acceptance is just that: send no arm",
     "random": "it needs random numbers of its own, which belong to an answer",
 }

@@ -334,7 +334,7 @@ REFUSALS = {
     "fsd-paper:0.3": "vLLM cannot run fsd-paper: it may end a round",
     "cactus:0.1": "vLLM cannot run cactus: nobody has tested it there",
     "asd:0.5": "vLLM cannot run asd: nobody has tested it there",
-    "hold:0.03": "vLLM cannot run hold: it remembers",
+    "hold:0.03": "unknown rule 'hold'",
     "random:0.1": "vLLM cannot run random: it needs random numbers",
     "rejection": "vLLM cannot run rejection: it is for sampled drafts",
     "typical": "vLLM cannot run typical: nobody has tested it there",

@@ -1,13 +1,24 @@
-"""The model "eagle_fsd" of lm-evaluation-harness (lm-eval 0.4.13).
+"""lm-evaluation-harness (lm-eval 0.4.13) on a target with its drafts: its own command line, plus a
+model, which is lm-eval's "hf" whose `generate` decodes by an arm (docs/transformers.md).
 
-It is lm-eval's own model "hf", whose `generate` decodes by an arm (docs/transformers.md), one
-request at a time. Log-likelihoods, which no arm changes, are those of "hf".
+    pip install lm_eval==0.4.13
+    python extras/lm_eval_model.py --model eagle_fsd --model_args arm=fsd:0.35 \
+        --tasks gsm8k --apply_chat_template --output_path runs/gsm8k --log_samples
+
+--model_args are the arguments of FuzzyLM, others are further fields of the arm, since lm-eval
+splits its arguments at commas (arm=fsd:0.3,child=target; arm=plain needs no head); all else is
+lm-eval's, its answer cache --use_cache too, which does not know arms: name a file for each. Tokens
+a round and the fuzzy share stand in the results file under config.eagle_fsd.
 """
 
 import torch
+from lm_eval._cli import HarnessCLI
+from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
+from lm_eval.utils import setup_logging
 
 from eagle_fsd.arms import parse_arm
+from eagle_fsd.cli import ended_by
 from eagle_fsd.config import DEFAULT_ARM, check_known
 from eagle_fsd.decoding.loop import Generation
 from eagle_fsd.models.assets import EMBEDDED_TARGET
@@ -16,9 +27,9 @@ from eagle_fsd.plugin import load_plugin
 from eagle_fsd.transformers_generate import custom_generate
 
 
+@register_model("eagle_fsd")
 class FuzzyLM(HFLM):
-    """An arm on a target. The arguments are the fields of --model_args; `further` are fields of the
-    arm, since lm-eval splits its arguments at commas: arm=fsd:0.3,child=target."""
+    """An arm on a target, one request at a time; log-likelihoods are those of "hf"."""
 
     def __init__(
         self,
@@ -44,8 +55,7 @@ class FuzzyLM(HFLM):
         load_target_config(target)
         path, options = source_of(target)
         super().__init__(path, device=device, dtype=dtype, batch_size=batch_size, **options)
-        self._all = Generation()  # the rounds of all answers
-        self._answers = 0
+        self._all, self._answers = Generation(), 0  # the rounds of all answers, and their number
 
     def _model_generate(self, context: torch.Tensor, **settings: object) -> torch.Tensor:
         generated = super()._model_generate(context, custom_generate=self._method, **settings)
@@ -63,3 +73,13 @@ class FuzzyLM(HFLM):
                 f"round, fuzzy share {self._all.fuzzy_share:.4f}"
             )
         return super().get_model_info() | {"eagle_fsd": told}
+
+
+def main() -> None:
+    setup_logging()
+    command_line = HarnessCLI()
+    command_line.execute(command_line.parse_args())
+
+
+if __name__ == "__main__":
+    ended_by(main)

@@ -10,22 +10,22 @@ judge/JUDGE/single.json   optional: rows of what judges gave
 """
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import median
 
-from eagle_fsd.arms import BY_TRANSFORMERS, PLAIN, parse_arm
+from eagle_fsd.arms import BY_TRANSFORMERS, parse_arm
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.disturbed import DISTURBED, Disturbed, disturbed_turns, same_work
 from eagle_fsd.evaluation.metrics import by_category, summarize
+from eagle_fsd.evaluation.record_numbers import Record, rounds_of, seconds
 from eagle_fsd.evaluation.tables import Table, run_tables, verdict
 from eagle_fsd.runs.folder import answer_key, records_by_arm
 from eagle_fsd.runs.jsonl import read_json, read_lines
 from eagle_fsd.runs.provenance import digest
 
 BASELINES = ("plain", "generate", "generate_compiled", "exact")  # first in every table
-NAMED = 5  # disturbed turns
 
 Answers = dict[str, dict[tuple, dict]]  # rows by arm and answer_key
 
@@ -74,10 +74,6 @@ class RunData:
     def same_work(self) -> list[float]:
         return same_work(self.records) if self.timed else []
 
-    @cached_property
-    def disturbed(self) -> list[Disturbed]:
-        return disturbed_turns(self.records) if self.timed else []
-
     @property
     def noise(self) -> float:
         """The machine's own spread of speed: the median of same_work, 0 where that is empty."""
@@ -88,8 +84,7 @@ class RunData:
         scorer's own, or a judge's."""
         first = [score for score in self.scores if score["score"] == self.scores[0]["score"]]
         by_arm = {score["arm"]: score for score in first}
-        disturbed = {turn.arm for turn in self.disturbed} & {row["arm"], PLAIN}
-        return verdict(row, self.noise, score=by_arm.get(row["arm"]), disturbed=bool(disturbed))
+        return verdict(row, self.noise, score=by_arm.get(row["arm"]))
 
     def origin(self, key: str) -> str:
         """Commits, or devices, of the sessions."""
@@ -149,8 +144,6 @@ class RunData:
         doubts += dict.fromkeys(
             text for session in self.used_sessions for text in session["warnings"]
         )
-        if self.disturbed:
-            doubts.append(self._disturbed_note())
         # 2. other questions
         counts = {a: len(rows) for a, rows in self.records.items() if a not in BY_TRANSFORMERS}
         if len(set(counts.values())) > 1:
@@ -161,22 +154,6 @@ class RunData:
             )
         return doubts
 
-    def _disturbed_note(self) -> str:
-        turns = sum(len(row["turns"]) for row in self.all_records)
-        named = [
-            f"{one.arm} on question {one.question_id}"
-            + f", choice {one.choice}" * bool(one.choice)
-            + f", turn {one.turn} ({one.times:.1f} times)"
-            for one in self.disturbed[:NAMED]
-        ]
-        named += ["..."] * (len(self.disturbed) > NAMED)
-        return (
-            f"{len(self.disturbed)} of {turns} turns took more than {DISTURBED:g} times as long as "
-            f"their neighbours, as where something else on the machine is at work: "
-            f"{'; '.join(named)}. Read the speeds' medians, or make these answers again: "
-            f"evaluate/{self.options.get('command', 'mt_bench')}.py as before, with --retime"
-        )
-
     def noise_note(self) -> str:
         if not self.same_work:
             return ""
@@ -186,6 +163,20 @@ class RunData:
             f"than the fastest in the median, and {100 * max(self.same_work):.0f} % at most. This "
             "is the machine's noise: smaller differences in speed than the median say nothing"
         )
+
+
+def same_work(records: Mapping[str, Sequence[Record]]) -> list[float]:
+    """How much longer the slowest of several arms took than the fastest, for every answer that
+    they made by the same rounds, token for token: what noise alone does. 0.1: 10 %."""
+    groups: dict[tuple, list[float]] = {}
+    for arm, rows in records.items():
+        drafter = parse_arm(arm).drafter
+        for row in rows if drafter else []:
+            work = tuple(tuple(r["tokens"]) for r in rounds_of(row))
+            groups.setdefault((drafter, *answer_key(row), work), []).append(seconds(row))
+    return [
+        max(times) / min(times) - 1 for times in groups.values() if len(times) > 1 and all(times)
+    ]
 
 
 def read_run(folder: Path) -> RunData:

@@ -1,4 +1,7 @@
-"""The dial that is quality: the rule path at a price that follows what its tokens have cost so far.
+"""The dial that is quality: the rule path at a price that follows what its tokens have cost so far;
+a plug-in, and an example of a rule that remembers an answer's rounds.
+
+    evaluate/mt_bench.py --plugin extras/hold.py --arms plain exact hold:0.03
 
     hold:0.03     a regret of .03 nats a token (above temperature 0: a TV of .03), by whatever price
                   that takes
@@ -6,6 +9,7 @@
 The cost grows about as a power of the price, so what the controller moves is the cost that it asks
 for: target exp(owed / (target MEMORY)), where `owed` is what an answer's tokens so far may have
 cost less what they have. An answer knows nothing of other answers, so their order does not matter.
+How close it comes: results/hold.
 """
 
 import math
@@ -14,6 +18,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from eagle_fsd.decoding.verified import Path, Rule, VerifiedTree
+from eagle_fsd.rules import RULES
 from eagle_fsd.rules.price import PathRule
 
 MEMORY = 32  # tokens after which a constant error has changed what is asked for by a factor e
@@ -42,7 +47,7 @@ class Hold(Rule):
 
 
 class HeldAnswer(Rule):
-    """An answer under way: what its tokens have cost."""
+    """An answer under way: what its tokens have cost, and the price of its last round."""
 
     columns = PathRule.columns
 
@@ -51,12 +56,12 @@ class HeldAnswer(Rule):
 
     def choose(self, tree: VerifiedTree) -> Path:
         # 1. What this round is asked to cost a token, and the price that costs so much.
-        self.dial = 0.0
+        self.price = 0.0
         if self._target > 0:
             owed = (self._target * self._tokens - self._cost) / (self._target * MEMORY)
             asked = self._target * math.exp(min(MOST_CREDIT, owed))
-            self.dial = PRICE_OF_SIX_HUNDREDTHS * (asked / 0.06) ** (1 / POWER)
-        self._rule = PathRule(self.dial)
+            self.price = PRICE_OF_SIX_HUNDREDTHS * (asked / 0.06) ** (1 / POWER)
+        self._rule = PathRule(self.price)
         # 2. What its path has cost: the regret of its fuzzy tokens, or the TV.
         path = self._rule.choose(tree)
         self._tokens += len(path)  # its drafts, and the next token
@@ -69,3 +74,6 @@ class HeldAnswer(Rule):
 
     def tv(self, tree: VerifiedTree, v: int) -> float:
         return self._rule.tv(tree, v)
+
+
+RULES["hold"] = Hold

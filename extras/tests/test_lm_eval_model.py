@@ -1,20 +1,20 @@
 """lm-evaluation-harness on our decoder: the same answers as its own model, and what FSD adds."""
 
 import json
-import runpy
 import sys
 from functools import partialmethod
 
 import pytest
-from commands import ROOT, rows, write_rows
+from commands import rows, write_rows
+
+pytest.importorskip("lm_eval")
 from lm_eval.api.instance import Instance
-from lm_eval.api.registry import model_registry
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+from lm_eval_model import FuzzyLM, main
 from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.decoding.loop import Generation
-from eagle_fsd.tasks.harness_model import FuzzyLM
 
 TASK = """
 task: tiny
@@ -64,14 +64,11 @@ def test_the_command_on_a_tiny_task(models, tmp_path, monkeypatch, capsys):
     (tmp_path / "tiny.yaml").write_text(TASK.replace("DATA", str(data)))
     own_tasks_only = partialmethod(TaskManager.__init__, include_defaults=False)
     monkeypatch.setattr(TaskManager, "__init__", own_tasks_only)
-    monkeypatch.syspath_prepend(ROOT / "evaluate")  # as for a file that is run
-    monkeypatch.setattr(model_registry, "_objs", dict(model_registry._objs))  # a name once
-
     given = ",".join(f"{k}={v}" for k, v in (models | {"dtype": "float32", "arm": "fsd:0"}).items())
     options = f"--model eagle_fsd --model_args {given} --device cpu --log_samples --tasks tiny"
     options += f" --include_path {tmp_path} --output_path {tmp_path / 'out'}"
-    monkeypatch.setattr(sys, "argv", ["harness.py", *options.split()])
-    runpy.run_path(str(ROOT / "evaluate" / "harness.py"), run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["lm_eval_model.py", *options.split()])
+    main()
     (samples,), (results,) = (
         (tmp_path / "out").rglob(f"{name}_*") for name in ("samples", "results")
     )
