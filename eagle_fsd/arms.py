@@ -23,9 +23,8 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig, check_known, nearest, tree_name
-from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.decoding.policy import Guard, Policy, Rule
 from eagle_fsd.decoding.tree import Drafter, RootDrafter
-from eagle_fsd.decoding.verified import Guard, Rule
 from eagle_fsd.drafters.settings import DEFAULT_DRAFTER, DRAFTERS, DrafterSettings, LoadedModels
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact
@@ -36,7 +35,7 @@ BY_TRANSFORMERS = (GENERATE, COMPILED)
 NUMBERS = {float: "a number", int: "a whole number"}  # types of fields, in words
 # what an entry of a table builds on, and the methods of which it has one of its own
 KINDS = {
-    "rule": (Rule, ("step", "choose", "begin", "draw")),
+    "rule": (Rule, ("step", "choose", "begin", "draw_exact")),
     "guard": (Guard, ("allows",)),
     "drafter": (DrafterSettings, ("build",)),
 }

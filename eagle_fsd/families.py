@@ -17,7 +17,7 @@ from eagle_fsd.recurrent.kinds import HYBRID, NOTHING, RECURRENT, check_states, 
 
 # Families whose tree attention the tests check, sliding windows included where they have them.
 TESTED_FAMILIES = ("gemma3_text", "llama", "mistral", "mixtral", "qwen2", "qwen3")
-# Layers whose masks cache.layer_masks can make.
+# Layers whose masks masks.layer_masks can make.
 LAYER_TYPES = ("chunked_attention", "full_attention", "sliding_attention")
 # Rotary positions that are the same at every length of the text; those of longrope change at one,
 # and texts end there (longest_text). Those of dynamic change from token to token: cached

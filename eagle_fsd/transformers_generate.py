@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 import torch
 from torch import nn
@@ -26,19 +26,21 @@ from transformers.generation.streamers import BaseStreamer
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig, TreeConfig, as_tree
-from eagle_fsd.decoding.engine import Seen
-from eagle_fsd.decoding.loop import DecodeConfig, Generation, Round, StopConfig, decode_rounds
+from eagle_fsd.decoding.answer import Generation, Round
+from eagle_fsd.decoding.loop import decode_rounds
+from eagle_fsd.decoding.request import DecodeConfig, StopConfig
 from eagle_fsd.decoding.target import Target, generation_defaults
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.engine.trial import check_target
-from eagle_fsd.families import CACHE_NAMES, check_supported, text_config
+from eagle_fsd.families import CACHE_NAMES, check_supported, text_body, text_config
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.models.assets import EMBEDDED_TARGET
 from eagle_fsd.models.chat import tell_added
 from eagle_fsd.models.load import default_head, load_head, training_dtype
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.models.weights import UNLOADABLE
+from eagle_fsd.seen import Seen
 
 HONOURED = ("do_sample", "temperature", "top_k", "top_p")  # of a generation config
 # what `generate` itself hands on to a forward over token ids
@@ -50,7 +52,7 @@ class Built(NamedTuple):
 
     loaded: Model
     drafter: Drafter  # of the arm
-    head: Seen  # the weights of a head that was given loaded, which may be trained on
+    seen: Seen  # what of the model, and of a head that was given loaded, it reads or has copied
 
 
 class DecodingMethod:
@@ -117,7 +119,7 @@ class DecodingMethod:
         # 1. What cannot be honoured is refused by name, and what is made once is made.
         sampling = _read_request(model, input_ids, generation_config, logits_processor, rest)
         built = self._built.get(model)
-        if built is None or built.loaded.target.is_stale or built.head.has_changed():
+        if built is None or built.seen.has_changed():
             with torch.random.fork_rng(devices=()):  # a head begins as random weights
                 built = self._built[model] = self._build(model)
         self._arm.check(sampling, built.drafter)
@@ -188,8 +190,14 @@ class DecodingMethod:
         loaded = Model(target, tokenizer, head_drafter(head, target, self._tree))
         if tokenizer is not None:
             tell_added(loaded.ends, folder)
-        weights = Seen(lambda: [*given.parameters(), *given.buffers()])
-        return Built(loaded, self._arm.build_drafter(loaded), weights)
+        held = proxy(model)  # a key of the table of what is built, which must not keep it alive
+
+        def read() -> list[nn.Module | torch.Tensor | None]:
+            lm_head = held.get_output_embeddings()
+            parts = [lm_head, lm_head.weight, lm_head.bias, text_body(held)]
+            return [*parts, held.get_input_embeddings(), *given.parameters(), *given.buffers()]
+
+        return Built(loaded, self._arm.build_drafter(loaded), Seen(read))
 
 
 custom_generate = DecodingMethod  # as users name it, after the argument that takes it

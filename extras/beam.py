@@ -22,7 +22,7 @@ import torch
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput, check_least
-from eagle_fsd.decoding.loop import StopConfig, check_request
+from eagle_fsd.decoding.request import StopConfig, check_request
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter, DraftTree
 from eagle_fsd.options import ModelOptions, option
@@ -156,12 +156,12 @@ def search(
         )
     scorer, rounds, device = Scorer(config, stop), 0, target.device
     capacity = len(prompt) + stop.max_new_tokens
-    target.start(len(prompt) + config.beams * (stop.max_new_tokens + drafter.max_nodes))
+    cache = target.begin(len(prompt) + config.beams * (stop.max_new_tokens + drafter.max_nodes))
     # 1. Prefill gives the first level. The prompt's last token, which all beams share, is the root
     #    of the first tree, so it is taken back. Of each beam: the features of its tokens that were
     #    run, and the nodes of the last tree that they are.
-    logits_V, features_LF = target.prefill(torch.tensor(prompt, device=device))
-    target.cache.committed = committed = len(prompt) - 1
+    logits_V, features_LF = target.prefill(cache, torch.tensor(prompt, device=device))
+    cache.committed = committed = len(prompt) - 1
     scorer.step(logits_V[None])
     features_B = [features_LF] * len(scorer.beams)
     while not scorer.over:
@@ -174,14 +174,14 @@ def search(
             for token in text[committed + 1 :]:
                 end_B[-1] = nodes.below(end_B[-1], token)
         for text, features_LF, end in zip(texts, features_B, end_B, strict=True):
-            drafter.reset(capacity, text[0])
-            drafter.observe(features_LF, text[1:])
-            drafts, placed = drafter.propose(), [end]
+            own = drafter.begin(capacity, text[0])
+            own.observe(features_LF, text[1:])
+            drafts, placed = own.propose(), [end]
             rows = drafts.token_N[1:].tolist(), drafts.parent_N[1:].tolist()
             for token, parent in zip(*rows, strict=True):
                 placed.append(nodes.below(placed[parent], token))
         tree = DraftTree.from_parents(nodes.tokens, nodes.parents, device=device)
-        logits_NV, features_NF = target.verify(tree)
+        logits_NV, features_NF = target.verify(cache, tree)
         rounds += 1
         # 3. Level by level, as long as all of the next beams are drafted.
         node_B: list[int | None] = end_B
@@ -196,7 +196,7 @@ def search(
         paths = [nodes.path(node) for node in end_B]
         features_B = [torch.cat([features_B[0][:committed], features_NF[p]]) for p in paths]
         shared = len(commonprefix([[*prompt, *beam] for beam in scorer.beams])) - 1 - committed
-        target.commit(torch.tensor(paths[0][:shared], dtype=torch.long, device=device))
+        target.commit(cache, torch.tensor(paths[0][:shared], dtype=torch.long, device=device))
         committed += shared
     score, answer = scorer.finished[0]
     return BeamAnswer(list(answer), score, rounds, scorer.length)

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from eagle_fsd.decoding.verified import Path, Rule, VerifiedTree
+from eagle_fsd.decoding.policy import Path, Rule
+from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.price import PathRule
 
@@ -35,9 +36,10 @@ class Hold(Rule):
     """Its `target` is the cost to hold, a token; 0 is exact."""
 
     columns: ClassVar[tuple[str, ...]] = PathRule.columns
-    takes_guards: ClassVar[bool] = PathRule.takes_guards
     bounds: ClassVar[tuple[float, float]] = (0.0, MOST_TARGET)
     target: float = 0.03
+
+    check = PathRule.check
 
     def begin(self) -> "HeldAnswer":
         return HeldAnswer(self.target)

@@ -20,7 +20,7 @@ from lm_eval.utils import setup_logging
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.cli import ended_by
 from eagle_fsd.config import DEFAULT_ARM, check_known
-from eagle_fsd.decoding.loop import Generation
+from eagle_fsd.decoding.answer import Generation
 from eagle_fsd.models.assets import EMBEDDED_TARGET
 from eagle_fsd.models.load import DTYPES, load_target_config, source_of
 from eagle_fsd.plugin import load_plugin

@@ -36,6 +36,7 @@ Guards:
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,8 +44,9 @@ import torch
 
 from eagle_fsd.config import BadInput, SamplingConfig, check_least
 from eagle_fsd.decoding.columns import PLACES, Rows, entropy
+from eagle_fsd.decoding.policy import Guard, Path, Rule
 from eagle_fsd.decoding.tree import Drafter
-from eagle_fsd.decoding.verified import Guard, Path, Rule, VerifiedTree
+from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.guards import GUARDS
 from eagle_fsd.rules.price import Coupled
@@ -71,7 +73,9 @@ class SuffixRule(Rule):
 
     columns: ClassVar[tuple[str, ...]] = ("regret",)
 
-    def check(self, sampling: SamplingConfig, drafter: Drafter) -> None:
+    def check(
+        self, sampling: SamplingConfig, drafter: Drafter, guards: Sequence[Guard] = ()
+    ) -> None:
         if sampling.temperature > 0:
             raise BadInput(
                 "this rule reads the target's own tokens behind a draft, which above temperature 0 "
@@ -168,7 +172,10 @@ class Asd(SuffixRule):
 class Raised(Coupled):
     """Raises the probability pi of all drafts together to `raised(pi)`."""
 
-    def check(self, sampling: SamplingConfig, drafter: Drafter) -> None:
+    def check(
+        self, sampling: SamplingConfig, drafter: Drafter, guards: Sequence[Guard] = ()
+    ) -> None:
+        super().check(sampling, drafter, guards)
         if sampling.temperature == 0:
             raise BadInput(
                 "at temperature 0 this rule is exact: raise --temperature, or take the rule exact"

@@ -14,6 +14,7 @@ from tiny import SIZES
 from transformers import DynamicCache
 
 from eagle_fsd.config import TreeConfig
+from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.families import cache_name
@@ -102,9 +103,9 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
 
 def largest_error(target: Target, prompt: list[int], tree: DraftTree) -> float:
     """Of logits and features, prefill's and the tree's, against each path alone in the model."""
-    target.start(len(prompt) + tree.size)
-    logits_V, features_LD = target.prefill(torch.tensor(prompt))
-    logits_NV, features_ND = target.verify(tree)
+    cache = target.begin(len(prompt) + tree.size)
+    logits_V, features_LD = target.prefill(cache, torch.tensor(prompt))
+    logits_NV, features_ND = target.verify(cache, tree)
     assert logits_NV.std() > 0.1  # a constant would prove nothing
     errors = []
     for node in range(tree.size):
@@ -125,15 +126,15 @@ def close_of(target: Target) -> float:
     return 3e-3 if target.has_states else 2e-4
 
 
-def assert_cache_is_of(target: Target, tokens: list[int]) -> None:
-    """The target's cache == transformers' own after one forward of these tokens."""
+def assert_cache_is_of(target: Target, cache: TreeCache, tokens: list[int]) -> None:
+    """The cache == transformers' own after one forward of these tokens."""
     # without a config it keeps the whole rows of sliding layers; with one it has states
     fresh = DynamicCache(config=target.config) if target.has_states else DynamicCache()
     given = {cache_name(target.model.forward): fresh}
     target.model(torch.tensor([tokens]), use_cache=True, **given)
     close = partial(torch.testing.assert_close, atol=close_of(target), rtol=close_of(target))
     compared = 0
-    for ours, theirs in zip(target.cache.layers, fresh.layers, strict=True):
+    for ours, theirs in zip(cache.layers, fresh.layers, strict=True):
         for kind in ("conv_states", "recurrent_states"):
             for name, state in getattr(theirs, kind, {}).items():
                 if state is not None:

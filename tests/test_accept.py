@@ -24,10 +24,12 @@ from reference_accept import (
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig
-from eagle_fsd.decoding.acceptance import Policy, accept
+from eagle_fsd.decoding.acceptance import accept
 from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
+from eagle_fsd.decoding.policy import Policy, Rule
+from eagle_fsd.decoding.tabulate import tabulate
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
-from eagle_fsd.decoding.verified import Rule, VerifiedTree, tabulate
+from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper, Random
 from eagle_fsd.rules.guards import Ends, NoRepeat
@@ -165,8 +167,7 @@ def test_no_rule_reads_exact_tokens_below_the_node_at_which_it_decides(name, sam
         return
     for seed in range(10):
         tree, *rest = random_round(seed)
-        columns = Policy(rule, sampling).columns
-        whole = tabulate(tree, *rest, sampling=sampling, columns=columns, draw=rule.draw)
+        whole = tabulate(tree, *rest, Policy(rule, sampling))
         for v in range(tree.size):
             exact = {v: whole.exact(v)}
             alone = VerifiedTree(
@@ -267,7 +268,7 @@ def test_extreme_parameters_are_refused_or_lead_to_a_path(name):
     numbers = {f.name: EXTREMES[f.type] for f in fields(RULES[name]) if f.type in EXTREMES}
     further = [f",{field}={value}" for field, values in numbers.items() for value in values]
     further += ["".join(f",{n}={v[at % len(v)]}" for n, v in numbers.items()) for at in range(9)]
-    drafter = "@eagle,sample=1" if RULES[name].draw else ""
+    drafter = "@eagle,sample=1" if name == "rejection" else ""
     for more, sampling in itertools.product(further, (*SAMPLINGS, SamplingConfig(1e-6))):
         try:
             arm = parse_arm(f"{name}{more}{drafter}")

@@ -12,7 +12,7 @@ import eagle_fsd
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Acceptance
-from eagle_fsd.decoding.loop import Round
+from eagle_fsd.decoding.answer import Round
 from eagle_fsd.evaluation.answering import answer_prompt
 
 answer = load_command("evaluate/answer.py")

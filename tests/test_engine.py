@@ -171,7 +171,7 @@ def test_tables_are_held_in_16_bits_and_give_the_same_numbers(tied):
     stock = Target(copy.deepcopy(model), engine=Folded())
     target = Target(model, engine=Packed(), keep_stock=False)
     assert target.dtype == torch.float32
-    held = target.embed_tokens.weight, target.lm_head.weight
+    held = target.embed_tokens.weight, target.readout.lm_head.weight
     assert [weight.dtype for weight in held] == [torch.bfloat16] * 2
     assert (held[0] is held[1]) == tied
     token_T = torch.tensor(prompt_tokens(9))
@@ -276,7 +276,7 @@ def test_a_table_that_cannot_be_shrunk_stays_the_one_that_lm_head_reads():
     config = FAMILIES["gemma3"]()
     config.tie_word_embeddings = True
     target = Target(random_model(config, seed=0), engine=Packed(), keep_stock=False)
-    assert target.lm_head.weight is target.embed_tokens.weight
+    assert target.readout.lm_head.weight is target.embed_tokens.weight
 
 
 def test_plain_weights_go_while_others_are_packed():
@@ -398,21 +398,21 @@ def test_a_single_query_under_a_boolean_mask(monkeypatch):
     targets = Target(model), Target(model, engine=Folded())
     rows = []
     for target in targets:
-        target.start(100)
-        target.prefill(torch.tensor(prompt_tokens(90)))
-        rows.append(target.verify(DraftTree.from_parents([3], [0]))[0])
+        cache = target.begin(100)
+        target.prefill(cache, torch.tensor(prompt_tokens(90)))
+        rows.append(target.verify(cache, DraftTree.from_parents([3], [0]))[0])
     torch.testing.assert_close(*rows, atol=0.1, rtol=0.1)
 
 
 def test_a_cache_goes_when_its_owner_lets_it_go():
     """Held down: layers that knew their cache kept it alive until the cycle collector ran."""
     target = Target(random_model(FAMILIES["llama"](), seed=0), engine=Folded())
-    target.start(50)
-    target.prefill(torch.tensor(prompt_tokens(11)))
+    cache = target.begin(50)
+    target.prefill(cache, torch.tensor(prompt_tokens(11)))
     gc.disable()
     try:
-        before = weakref.ref(target.cache)
-        target.start(50)
+        before = weakref.ref(cache)
+        del cache
         assert before() is None
     finally:
         gc.enable()

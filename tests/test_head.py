@@ -92,7 +92,7 @@ def slow_logits(target: Target, head: DraftHead, tokens_T, features_TF, drafts) 
         return reference_head.logits(tensors, config, output_D[None])[0]
     if head.config.eagle3:
         output_D = reference_head.normed(tensors, config, output_D[None])[0]
-    full_V = target.logits(output_D[None])[0]
+    full_V = target.readout(output_D[None])[0]
     if head.d2t is None:
         return full_V
     masked_V = torch.full_like(full_V, -math.inf)
@@ -123,7 +123,7 @@ def test_trees_are_those_of_the_slow_version(name, family, monkeypatch):
     generator = torch.Generator().manual_seed(5)
     width = 40 * head.config.num_fused
     for length in (1, 9):
-        drafter.reset(40, 2)
+        drafter = drafter.begin(40, 2)
         tokens_T, features_TF = torch.empty(0, dtype=torch.int64), torch.empty(0, width)
         for commits in ([length], [4], [2, 3], [1]):
             for count in commits:
@@ -149,7 +149,7 @@ def test_tables_in_a_head_s_file_are_the_target_s_or_read(tmp_path, capsys):
     write_head(tmp_path, plain)
     tables = {
         "embed_tokens.weight": target.embed_tokens.weight,
-        "lm_head.weight": target.lm_head.weight,
+        "lm_head.weight": target.readout.lm_head.weight,
     }
     for change in (torch.Tensor.bfloat16, torch.clone, lambda table: table.flip(0)):
         changed = {key: change(table) for key, table in tables.items()}
@@ -157,7 +157,7 @@ def test_tables_in_a_head_s_file_are_the_target_s_or_read(tmp_path, capsys):
         head, _ = read_head(tmp_path, target.config)
         drafter = head_drafter(head, target, TreeConfig(3, 1, 3))
         same = torch.equal(changed["lm_head.weight"].float(), tables["lm_head.weight"])
-        drafter.reset(9, 2)
+        drafter = drafter.begin(9, 2)
         drafter.observe(torch.ones(1, target.hidden_size), [5])
         got = drafter.propose().draft_logits_ER
         hidden = plain(

@@ -58,7 +58,7 @@ def test_tokens_per_round_are_what_decoding_emits(monkeypatch, kind, tree):
         for root, end in list(pairwise(borders))[::2]:
             while root < end - tree.tree_depth:
                 drafter = EagleDrafter(head, target, tree)
-                drafter.reset(64, 2)
+                drafter = drafter.begin(64, 2)
                 drafter.observe(feature_LF[:root], dialogue.ids[1 : root + 1])
                 wanted = dialogue.ids[root + 1 : root + 1 + tree.tree_depth]
                 drafts = drafter.propose()
@@ -87,7 +87,8 @@ def texts() -> list[list[int]]:
 def alone(target: Target, text: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Features and hidden states of a text that is run by itself, by transformers alone."""
     seen = []
-    hook = target.lm_head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0]))
+    lm_head = target.readout.lm_head
+    hook = lm_head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0]))
     output = target.model(torch.tensor([text]), use_cache=False, output_hidden_states=True)
     hook.remove()
     layers = [output.hidden_states[layer][0] for layer in target.feature_layers]

@@ -42,7 +42,7 @@ def test_trees_are_what_the_model_says_path_by_path(family, engine):
         drafter = LanguageModelDrafter(pair, target, tree_config)
         for length in (2, 11):
             text = prompt_tokens(length, seed=length, vocab_size=89)
-            drafter.reset(60, text[0])
+            drafter = drafter.begin(60, text[0])
             drafter.observe(torch.empty(length - 1, 40), text[1:])
             for count in (0, 4, 5, 1):
                 new = torch.randint(0, 89, (count,), generator=generator).tolist()

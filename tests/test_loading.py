@@ -44,9 +44,9 @@ def test_target_loads_as_it_was_saved(tmp_path):
     assert tokenizer.convert_tokens_to_ids("</s>") == 1
     assert not target.model.training
     prompt = torch.tensor(prompt_tokens(9))
-    target.start(9)
+    cache = target.begin(9)
     want_V = model(prompt[None]).logits[0, -1]
-    torch.testing.assert_close(target.prefill(prompt)[0], want_V, atol=1e-5, rtol=0)
+    torch.testing.assert_close(target.prefill(cache, prompt)[0], want_V, atol=1e-5, rtol=0)
     half, _ = load_target(str(tmp_path), dtype="float16")
     assert {p.dtype for p in half.model.parameters()} == {torch.float16}
 
@@ -206,7 +206,7 @@ def test_what_loads_nevertheless(folder):
     edit_weights(folder, lambda t: t | {old: torch.ones(5)})
     assert "lm_head.weight" not in load_file(folder / "model.safetensors")
     target, _ = load_target(str(folder), dtype="float32")
-    assert target.lm_head.weight is target.embed_tokens.weight
+    assert target.readout.lm_head.weight is target.embed_tokens.weight
 
 
 def test_a_draft_model_may_have_other_tokens_besides(tmp_path):
@@ -255,11 +255,10 @@ def test_a_random_model_is_the_stock_model_with_those_weights(tied):
     stock = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     stock.load_state_dict(target.model.state_dict())
     prompt_L = torch.tensor(prompt_tokens(17))
-    target.start(17)
-    logits_V, _ = target.prefill(prompt_L)
+    logits_V, _ = target.prefill(target.begin(17), prompt_L)
     assert torch.allclose(logits_V, stock(prompt_L[None]).logits[0, -1], atol=1e-4, rtol=1e-4)
-    assert len(target.lm_head.weight.unique(dim=0)) == target.vocab_size
-    assert (target.embed_tokens.weight is target.lm_head.weight) == tied
+    assert len(target.readout.lm_head.weight.unique(dim=0)) == target.vocab_size
+    assert (target.embed_tokens.weight is target.readout.lm_head.weight) == tied
     # its logits vary by weights.STEEPNESS
     assert target.eos_token_ids == () and 6 < logits_V.std() < 10
     with torch.device("meta"):
@@ -274,9 +273,10 @@ def test_loaded_by_name_and_drafting_deeply(tmp_path, head):
     tiny_config().save_pretrained(tmp_path)
     tree = "11x4x3" if "149" in head else TreeConfig(11, 4, 3)
     model = load(f"random:{tmp_path / 'config.json'}", head=head, tree=tree, dtype="float32")
-    answer = generate(model, "Say a.", arm="exact", max_new_tokens=23)
+    steps = []
+    answer = generate(model, "Say a.", arm="exact", max_new_tokens=23, watch=steps.append)
     assert len(answer.tokens) == 23
-    assert model.drafter.propose().max_depth == 4
+    assert steps[-1].tree.max_depth == 4
     if "149" in head:
         token_R = model.drafter.draft_token_R
         assert token_R.shape == (149,) and (token_R.diff() > 0).all() and token_R[-1] < 307

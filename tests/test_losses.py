@@ -109,7 +109,7 @@ def objective(request) -> Objective:
     target = tiny_target("llama")
     size = 37 if "part" in request.param else None
     head = tiny_head(head_type=request.param.split()[0], draft_vocab_size=size)
-    rows_RD = target.lm_head.weight if size is None else target.lm_head.weight[head.draft_token_R]
+    rows_RD = target.readout.rows(head.draft_token_R)
     return Objective(head, rows_RD, Recipe(**WEIGHTS, unroll_steps=3, step_decay=0.7))
 
 

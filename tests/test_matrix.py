@@ -84,18 +84,18 @@ def test_cache_after_commit_is_a_fresh_prefill(family, way):
     """Keys, values and states of every layer, and the next logits. Paths: a deep one, the root
     alone, plain steps, one that skips siblings."""
     target, tokens = target_of(family, way), prompt_tokens(23, seed=1)
-    target.start(23 + 80)
-    target.prefill(torch.tensor(tokens))
+    cache = target.begin(23 + 80)
+    target.prefill(cache, torch.tensor(tokens))
     plain = DraftTree.from_parents([31], [0])
     kept = [(random_tree(2), 12), (random_tree(3), 0), (plain, 0), (random_tree(5), 11), (plain, 0)]
     for tree, node in kept:
-        target.verify(tree)
-        target.commit(tree.ancestor_NN[node].nonzero()[:, 0])
+        target.verify(cache, tree)
+        target.commit(cache, tree.ancestor_NN[node].nonzero()[:, 0])
         tokens += path_to(tree, node)
-        assert target.cache.committed == target.cache.length == len(tokens)
-        assert_cache_is_of(target, tokens)
+        assert cache.committed == cache.length == len(tokens)
+        assert_cache_is_of(target, cache, tokens)
     want_V = target.model(torch.tensor([[*tokens, 31]])).logits[0, -1]
-    got_V = target.verify(plain)[0][0]
+    got_V = target.verify(cache, plain)[0][0]
     torch.testing.assert_close(got_V, want_V, atol=close_of(target), rtol=0)
 
 

@@ -83,8 +83,8 @@ def test_the_first_level_is_that_of_transformers(checkpoints, name, monkeypatch)
     drafter = head_drafter(head, target, TreeConfig(1, 1, 1))
     assert len(rounds) > 5
     for ids, drafts, logits_KV in rounds:
-        _, features_1TD = target.hidden_and_features(torch.tensor([ids[:-1]]))
-        drafter.reset(40, ids[0])
+        _, features_1TD = target.forward(torch.tensor([ids[:-1]]))
+        drafter = drafter.begin(40, ids[0])
         drafter.observe(features_1TD[0, :3], ids[1:4])
         drafter.propose()
         drafter.observe(features_1TD[0, 3:], ids[4:])
@@ -103,7 +103,7 @@ def test_trees_are_those_of_the_slow_version(checkpoints, name, switch):
     drafter = head_drafter(head, target, TreeConfig(5, 2, 2)).with_tree(TreeConfig(9, 3, 3))
     generator = torch.Generator().manual_seed(5)
     own = "raw" if "own=raw" in switch else "normed"
-    drafter.reset(40, 2)
+    drafter = drafter.begin(40, 2)
     tokens_T, features_TD = torch.empty(0, dtype=torch.int64), torch.empty(0, 40)
     for count in (9, 1, 3):
         new_T = torch.randint(0, V, (count,), generator=generator)
@@ -123,11 +123,11 @@ def test_the_state_before_the_norm(checkpoints, name):
     its states twice, and a second target was refused."""
     target, _ = target_and_head(checkpoints(name), "mtp,feature=raw")
     ids = torch.tensor([prompt_tokens(11, vocab_size=V)])
-    hidden_1TD, raw_1TD = target.hidden_and_features(ids)
+    hidden_1TD, raw_1TD = target.forward(ids)
     assert not torch.allclose(hidden_1TD, raw_1TD)
     torch.testing.assert_close(target.model.model.norm(raw_1TD), hidden_1TD)
     again = Target(target.model, feature_layers=target.feature_layers)
-    assert torch.equal(again.hidden_and_features(ids)[1], raw_1TD)
+    assert torch.equal(again.forward(ids)[1], raw_1TD)
 
 
 # --- decoding with it -----------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def ngram(num_draft_tokens: int = 10, max_ngram: int = 3, **rest) -> NgramDrafte
 
 
 def told(drafter: NgramDrafter, text: list[int]) -> NgramDrafter:
-    drafter.reset(99, text[0])
+    drafter = drafter.begin(99, text[0])
     drafter.observe(torch.empty(len(text) - 1, 0), text[1:])
     return drafter
 
@@ -168,8 +168,7 @@ def test_the_likeliest_are_taken_down_to_the_price():
     for most, keep, branch in product((3, 7, 15, 23), (0, 0.1, 0.4), (1, 2, 4)):
         drafter = told(ngram(most, branch=branch, keep=keep), text)
         nodes = drafter.propose().size
-        llama().last_logits_NV = -torch.arange(12.0).repeat(nodes, 1)
-        drafter.observe(torch.empty(0, 0), [])
+        drafter.observe(torch.empty(0, 0), [], -torch.arange(12.0).repeat(nodes, 1))
         tree = drafter.propose()
         want = reference(drafter._text, branch, keep=keep)[:most]
         assert set(paths_of(tree)) == set(want)
@@ -192,8 +191,7 @@ def test_rejected_nodes_teach():
     assert drafter.propose().token_N.tolist() == [1, *[2, 1] * 3, 2]
     logits_NV = torch.zeros(8, 12)
     logits_NV[0, 5] = logits_NV[1::2, 7] = 9.0
-    llama().last_logits_NV = logits_NV
-    drafter.observe(torch.empty(3, 0), [5, 1, 2])
+    drafter.observe(torch.empty(3, 0), [5, 1, 2], logits_NV)
     assert 7 in drafter.propose().token_N.tolist()
 
 
@@ -208,10 +206,9 @@ def test_the_likeliest_drafts_are_taken(seed):
     alone = EagleDrafter(head, target, replace(TREE, keep=keep))
     hybrid = HybridDrafter(alone.with_tree(alone.tree_config))
     prompt = 3 * prompt_tokens(5, seed=seed)
-    target.start(len(prompt) + 20)
-    _, features_LF = target.prefill(torch.tensor(prompt))
+    _, features_LF = target.prefill(target.begin(len(prompt) + 20), torch.tensor(prompt))
+    hybrid, alone = (drafter.begin(40, 2) for drafter in (hybrid, alone))
     for drafter in (hybrid, alone):
-        drafter.reset(40, 2)
         drafter.observe(features_LF[:-1], prompt[1:])
     tree, heads = hybrid.propose(), alone.propose()
     found = paths_of(tree)

@@ -69,8 +69,8 @@ def test_transformers_functions_are_back_after_an_error():
     names = ("causal_conv1d_fn", "torch_chunk_gated_delta_rule")
     stock = [getattr(modeling_qwen3_5, name) for name in names]
     target, tree = hybrid_target("qwen3_5_text"), random_tree(1)
-    target.start(60)
-    target.prefill(torch.tensor(prompt_tokens(9)))
+    cache = target.begin(60)
+    target.prefill(cache, torch.tensor(prompt_tokens(9)))
     within = []
 
     def fail(*_):
@@ -79,7 +79,7 @@ def test_transformers_functions_are_back_after_an_error():
 
     hook = target.model.model.norm.register_forward_pre_hook(fail)
     with pytest.raises(RuntimeError, match="no memory"):
-        target.verify(tree)
+        target.verify(cache, tree)
     hook.remove()
     assert within[0] is not stock[0] and within[1] is not stock[1]
     assert [getattr(modeling_qwen3_5, name) for name in names] == stock
@@ -91,16 +91,14 @@ def test_transformers_functions_are_back_after_an_error():
 def test_states_stay_in_float32_beside_half_precision_weights(family):
     check_target(Target(hybrid_model(family)))
     target = Target(hybrid_model(family).bfloat16())
-    target.start(60)
-    target.prefill(torch.tensor(prompt_tokens(9)))
-    logits_NV, _ = target.verify(random_tree(2))
+    cache = target.begin(60)
+    target.prefill(cache, torch.tensor(prompt_tokens(9)))
+    logits_NV, _ = target.verify(cache, random_tree(2))
     assert logits_NV.dtype == torch.bfloat16 and logits_NV.isfinite().all()
-    target.commit(torch.tensor([0, 1]))
-    target.verify(DraftTree.from_parents([3], [0]))
+    target.commit(cache, torch.tensor([0, 1]))
+    target.verify(cache, DraftTree.from_parents([3], [0]))
     recurrent = [
-        state
-        for layer in target.cache.layers
-        for state in getattr(layer, "recurrent_states", {}).values()
+        state for layer in cache.layers for state in getattr(layer, "recurrent_states", {}).values()
     ]
     assert {state.dtype for state in recurrent if state is not None} <= {torch.float32}
 
@@ -137,8 +135,8 @@ def test_a_draft_model_with_states_is_refused():
 def test_layers_that_do_not_call_the_functions_are_found_out():
     """A mixer with kernels of its own would make a chain of the nodes, in silence."""
     target, tree = hybrid_target("qwen3_5_text"), random_tree(1)
-    target.start(60)
-    target.prefill(torch.tensor(prompt_tokens(9)))
+    cache = target.begin(60)
+    target.prefill(cache, torch.tensor(prompt_tokens(9)))
     target.model.model.layers[0].linear_attn.forward = lambda hidden_states, **_: hidden_states
     with pytest.raises(BadInput, match="layer 0 of a target of type 'qwen3_5_text' .*use_kernels"):
-        target.verify(tree)
+        target.verify(cache, tree)

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ from tiny import (
 )
 
 from eagle_fsd.config import SamplingConfig, TreeConfig
-from eagle_fsd.decoding.acceptance import Policy, accept
+from eagle_fsd.decoding.acceptance import accept
+from eagle_fsd.decoding.policy import Policy
 from eagle_fsd.decoding.sampling import draw_distinct
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import RootDrafter
@@ -93,8 +95,9 @@ def test_a_token_is_distributed_as_the_target_says(sampling, siblings):
     p, q = (slow_p(row[0].tolist(), sampling) for row in (target_1V, draft_1V))
     first = Counter(drawn_MC[:, 0].tolist())
     assert chi_square_p(first, dict(enumerate(q))) > 1e-4
-    rows = [torch.tensor([row]).expand(M, 7) for row in (p, q)]
-    emitted_M = Rejection.draw(*rows, drawn_MC, torch.rand(M, 3, generator=generator))
+    prob_MV, draft_prob_MV = (torch.tensor([row]).expand(M, 7) for row in (p, q))
+    rows = SimpleNamespace(prob_MV=prob_MV, draft_distribution_MV=draft_prob_MV, child_MK=drawn_MC)
+    emitted_M = Rejection().draw_exact(rows, torch.rand(M, 3, generator=generator))
     assert chi_square_p(Counter(emitted_M.tolist()), dict(enumerate(p))) > 1e-4
     share = (emitted_M[:, None] == drawn_MC).any(1).double().mean().item()
     overlap = math.fsum(map(min, p, q))

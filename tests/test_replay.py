@@ -14,8 +14,9 @@ from tiny_folder import write_random_head
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig, parse_tree
-from eagle_fsd.decoding.acceptance import Policy
-from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
+from eagle_fsd.decoding.loop import decode
+from eagle_fsd.decoding.policy import Policy
+from eagle_fsd.decoding.request import DecodeConfig, StopConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter, draft_readout
@@ -40,7 +41,7 @@ def fitted_head(head, target: Target, texts: list[PlainText], epochs: int):
     kept_R = torch.arange(target.vocab_size) if token_R is None else token_R
     outside[kept_R] = torch.arange(kept_R.shape[0])
     ids = [torch.tensor(text.ids) for text in texts]
-    features = [target.hidden_and_features(i[None])[1] for i in ids]
+    features = [target.forward(i[None])[1] for i in ids]
     optimizer = torch.optim.Adam(head.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(1)
     for _ in range(epochs):
@@ -140,14 +141,14 @@ def test_levels_count_hits_and_js_over_the_whole_vocabulary(case, monkeypatch):
     rows = judge_levels(drafter, text, *text.states(model.target), levels=5)
     ids_L = torch.tensor(text.ids)
     with torch.inference_mode():
-        hidden, features = target.hidden_and_features(ids_L[None])
+        hidden, features = target.forward(ids_L[None])
         angles = head.angles(torch.arange(len(ids_L) - 1))
         drafted = head(head.fuse(features)[:, :-1], target.embed(ids_L[1:])[None], angles)[0]
         draft_TV = draft_TR = drafter.readout(drafted)
         if drafter.draft_token_R is not None:
             draft_TV = torch.full((draft_TR.shape[0], 101), -torch.inf)
             draft_TV[:, drafter.draft_token_R] = draft_TR
-        target_TV = target.logits(hidden[0]).softmax(-1)[1:]  # after tokens 1, 2, ..
+        target_TV = target.readout(hidden[0]).softmax(-1)[1:]  # after tokens 1, 2, ..
     place_B = torch.tensor(list(text.roots)) - 1
     draft_BV, target_BV = draft_TV[place_B].softmax(-1), target_TV[place_B]
     label_B = ids_L[place_B + 2]

@@ -67,13 +67,13 @@ def test_masks_written_by_hand(family):
     """8 committed rows and a tree of 5: which keys each node sees, and at which position it is. The
     masks are floats (a boolean one is silently wrong with eager attention)."""
     target = tiny_target(family)
-    target.start(13)
-    target.prefill(torch.tensor(prompt_tokens(8)))
+    cache = target.begin(13)
+    target.prefill(cache, torch.tensor(prompt_tokens(8)))
     seen = {}
     target.model.base_model.register_forward_pre_hook(
         lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True
     )
-    target.verify(DraftTree.from_parents(*HAND_TREE))
+    target.verify(cache, DraftTree.from_parents(*HAND_TREE))
     mask = seen["attention_mask"]
     masks = [(mask, FULL if family == "llama" else SLIDING)]
     if family == "gemma3":
@@ -171,7 +171,7 @@ def test_another_family_is_refused_by_name_or_right(name):
     except BadInput as error:
         assert not taken and f"'{config.model_type}' are not supported" in str(error)
         return
-    assert taken is not False and target.cache is None
+    assert taken is not False
     exact = Target(model.float())  # the tree's own error, apart from rounding
     assert largest_error(exact, prompt_tokens(LONG), random_tree(1)) < 1e-4
 
@@ -233,9 +233,8 @@ def test_heads_that_read_several_layers_refuse_a_family_without_them(family):
     sizes = {k: v for k, v in (SIZES | OWN_STATES[family]).items() if v is not None}
     target = Target(random_model(AutoConfig.for_model(family, **sizes), seed=0))
     target.feature_layers = (1, target.num_layers // 2, target.num_layers - 1)
-    target.start(20)
     with pytest.raises(BadInput, match="hidden states .* EAGLE-1 or EAGLE-2 head"):
-        target.prefill(torch.arange(9))
+        target.prefill(target.begin(20), torch.arange(9))
 
 
 def test_a_second_target_of_a_model_ends_where_the_first_does():

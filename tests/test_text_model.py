@@ -55,13 +55,13 @@ def test_logits_have_the_family_s_factor(family, engine):
     for seed, length in enumerate([1, LONG]):
         assert largest_error(target, prompt_tokens(length), random_tree(seed)) < 1e-4
     hidden_ND, token_R = torch.randn(5, target.hidden_size), torch.tensor([2, 17, 90])
-    logits_NV = target.logits(hidden_ND)
-    assert not torch.allclose(logits_NV, target.lm_head(hidden_ND), rtol=0.1)
+    logits_NV = target.readout(hidden_ND)
+    assert not torch.allclose(logits_NV, target.readout.lm_head(hidden_ND), rtol=0.1)
     torch.testing.assert_close(target.readout(token_R)(hidden_ND), logits_NV[:, token_R])
     torch.testing.assert_close(target.first_layers(1).logits(hidden_ND), logits_NV)
-    assert target.readout_is_linear
-    torch.testing.assert_close(hidden_ND @ target.readout_rows().T, logits_NV)
-    torch.testing.assert_close(hidden_ND @ target.readout_rows(token_R).T, logits_NV[:, token_R])
+    assert target.readout.is_linear
+    torch.testing.assert_close(hidden_ND @ target.readout.rows().T, logits_NV)
+    torch.testing.assert_close(hidden_ND @ target.readout.rows(token_R).T, logits_NV[:, token_R])
 
 
 def test_a_factor_by_a_name_that_the_family_does_not_know_is_none():
@@ -183,7 +183,7 @@ def test_stop_tokens_and_ties_are_those_of_the_whole_checkpoint(tmp_path):
     weights.pop("language_model.lm_head.weight")
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     target, _ = load_target(str(tmp_path), dtype="float32")
-    assert target.lm_head.weight is target.embed_tokens.weight
+    assert target.readout.lm_head.weight is target.embed_tokens.weight
 
 
 @torch.inference_mode()

@@ -142,8 +142,8 @@ def test_a_tree_by_price_is_the_part_of_a_large_tree_that_is_worth_it():
         trees = []
         for prices in ({}, {"keep": keep, "deepen": deepen}):
             drafter = EagleDrafter(head, target, TreeConfig(36, 3, 4, **prices))  # the whole pool
-            drafter.reset(20, prompt[0].item())
-            _, features_LF = target.hidden_and_features(prompt[None])
+            drafter = drafter.begin(20, prompt[0].item())
+            _, features_LF = target.forward(prompt[None])
             drafter.observe(features_LF[0], [*prompt[1:].tolist(), 7])
             trees.append(drafter.propose())
         whole, priced = trees

@@ -4,6 +4,8 @@ Sizes differ per axis (primes where the model allows), so that a transposed tens
 Weights are scaled up: argmax then varies from token to token.
 """
 
+import copy
+
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
@@ -188,11 +190,13 @@ class NoisyTargetDrafter(Drafter):
         self.target, self.tree_config, self.noise, self.seed = target, tree, noise, seed
         self.max_nodes = tree.num_draft_tokens + 1
 
-    def reset(self, capacity: int, first_token: int, sampling=None, seed: int = 0) -> None:
-        self._tokens = [first_token]
-        self._generator = torch.Generator().manual_seed(self.seed)
+    def begin(self, capacity: int, first_token: int, sampling=None, seed: int = 0):
+        own = copy.copy(self)
+        own._tokens = [first_token]
+        own._generator = torch.Generator().manual_seed(self.seed)
+        return own
 
-    def observe(self, features_TD: torch.Tensor, next_tokens: list[int]) -> None:
+    def observe(self, features_TD: torch.Tensor, next_tokens: list[int], logits_NV=None) -> None:
         self._tokens += next_tokens
 
     @torch.inference_mode()

@@ -2,17 +2,14 @@
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass
 
 import torch
 
-from eagle_fsd.config import BadInput, SamplingConfig, check_known
-from eagle_fsd.decoding.columns import DRAFTS, PLACES
-from eagle_fsd.decoding.divergence import DIVERGENCES
+from eagle_fsd.decoding.policy import Policy
 from eagle_fsd.decoding.sampling import no_numbers
-from eagle_fsd.decoding.tree import Drafter, DraftTree
-from eagle_fsd.decoding.verified import Guard, Rule, tabulate
+from eagle_fsd.decoding.tabulate import tabulate
+from eagle_fsd.decoding.tree import DraftTree
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,6 @@ class Acceptance:
             they read none, and at nodes without children.
         tv: 1/2 sum |emitted distribution - P| at path[i]; 0 without children; NaN if unknown.
         regret: log P(argmax) - log P(token) of the raw target distribution, nats.
-        dial: see Rule.
     """
 
     path: list[int]
@@ -36,53 +32,10 @@ class Acceptance:
     divergence: list[float]
     tv: list[float]
     regret: list[float]
-    dial: float | None = None
 
     @property
     def accepted_drafts(self) -> int:
         return len(self.path) - 1
-
-
-@dataclass(frozen=True)
-class Policy:
-    rule: Rule
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    guards: tuple[Guard, ...] = ()
-
-    def check(self, drafter: Drafter) -> None:
-        """Refuse a rule that has no meaning with the sampling, the guards or the drafter, in whose
-        place its settings may stand."""
-        if self.rule.draw is not None and not drafter.samples:
-            raise BadInput(
-                "this rule needs drafts that are sampled, since it asks with what probability they "
-                "came: add ,sample=1 to the drafter, as in RULE@DRAFTER,sample=1"
-            )
-        if self.guards and self.sampling.temperature > 0 and not self.rule.takes_guards:
-            raise BadInput(
-                "guards go with this rule at temperature 0 only: above it the rule weighs all "
-                "drafts, and a guard would leave some out"
-            )
-        _ = self.columns  # that there are such
-        self.rule.check(self.sampling, drafter)
-
-    def begin(self) -> "Policy":
-        """For one answer; see Rule.begin."""
-        return replace(self, rule=self.rule.begin())
-
-    @cached_property
-    def columns(self) -> list[str]:
-        """What rule and guards read, and what tells a draft's cost and whether it may be taken."""
-        names = ["regret", *self.rule.columns]
-        names += [name for guard in self.guards for name in guard.columns]
-        names += ["supported"] if self.sampling.filters else []
-        for name in names:
-            check_known("column", name, PLACES | DRAFTS)
-        return list(dict.fromkeys(names))
-
-    @cached_property
-    def divergence(self) -> str | None:
-        """The one that is recorded: the first that the rule or a guard reads."""
-        return next((name for name in self.columns if name in DIVERGENCES), None)
 
 
 @torch.inference_mode()
@@ -99,17 +52,8 @@ def accept(
     the answer's own (Policy.begin); for the other arguments see tabulate. BadInput: the target's
     logits are no numbers after a node of the accepted path."""
     rule = policy.rule
-    verified = tabulate(
-        tree,
-        target_logits_NV,
-        uniform_S3,
-        sampling=policy.sampling,
-        columns=policy.columns,
-        draw=rule.draw,
-        guards=policy.guards,
-        stop_token_ids=stop_token_ids,
-        answer=answer,
-    )
+    given = tree, target_logits_NV, uniform_S3, policy
+    verified = tabulate(*given, stop_token_ids=stop_token_ids, answer=answer)
     path = rule.choose(verified)
     tokens, fuzzy_flags, divergences, tvs, regrets = [], [], [], [], []
     # above temperature 0 a guard that reads the exact token leaves the emitted distribution unknown
@@ -127,13 +71,12 @@ def accept(
         if verified.children[v]:
             if policy.divergence is not None:
                 divergence = verified.value(policy.divergence, v)
-            if verified.greedy and not rule.takes_chances:
+            tv = rule.tv(verified, v) if tv_is_known else math.nan
+            if verified.greedy and math.isnan(tv):  # a rule that draws nothing
                 tv = float(fuzzy)
-            else:
-                tv = rule.tv(verified, v) if tv_is_known else math.nan
         tokens.append(token)
         fuzzy_flags.append(fuzzy)
         divergences.append(divergence)
         tvs.append(tv)
         regrets.append(regret)
-    return Acceptance(path, tokens, fuzzy_flags, divergences, tvs, regrets, rule.dial)
+    return Acceptance(path, tokens, fuzzy_flags, divergences, tvs, regrets)

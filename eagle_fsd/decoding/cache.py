@@ -1,9 +1,8 @@
-"""A key/value cache that is allocated once and in which a path of a draft tree can be kept; and the
-masks that say which of its rows each node of a tree sees.
+"""A key/value cache that is allocated once and in which a path of a draft tree can be kept.
 
 transformers' DynamicCache concatenates (so it reallocates every step); its static caches index with
 tensors and drop rows of sliding-window layers. Here every layer keeps whole rows in one buffer,
-and the caller of a forward says which of them it writes.
+and whoever runs a forward says before it which of them it writes (TreeCache.write).
 Recurrent layers keep a state instead, into which the path is folded (recurrent/states.py).
 
 Axes: N new rows, the nodes of a tree; K keys, which are rows of the cache; A accepted path.
@@ -13,7 +12,6 @@ import weakref
 from collections.abc import Sequence
 
 import torch
-from transformers import PretrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
 
 from eagle_fsd.recurrent.kinds import HYBRID, NOTHING, RECURRENT
@@ -99,15 +97,11 @@ class TreeCache(Cache):
         length: valid rows; who has run a forward sets it.
         committed: rows of the prompt and of the answer without its last token, which is the root of
             the next tree and has not been run.
-        row_N, end: of the forward that runs: the rows that it writes, int64 [N], and how many it
-            reads, valid or not; a mask hides those that are not.
+        row_N, end: of the forward that runs, see `write`.
         positions: None, or int64 [N], the positions of a forward's new rows, for a model that asks
             the cache where they stand (Target.run).
-        forward: None, or the tree that a forward runs over recurrent layers.
+        forward: None, or the tree that the forward runs over recurrent layers.
     """
-
-    row_N: torch.Tensor
-    end: int
 
     def __init__(
         self, num_layers: int, capacity: int, *, types: Sequence[str] = (), pooled: bool = True
@@ -127,8 +121,7 @@ class TreeCache(Cache):
         super().__init__(layers=layers)
         self.capacity = capacity
         self.length = self.committed = 0
-        self.positions: torch.Tensor | None = None
-        self.forward: TreeForward | None = None
+        self.write(torch.empty(0, dtype=torch.int64), 0)
         self._pooled = pooled
         # keys and values in turn, [layers, 1, kv_heads, capacity, head_dim]
         self._pools: list[torch.Tensor] = []
@@ -137,6 +130,19 @@ class TreeCache(Cache):
         """The rows right behind the valid ones, int64 [count]."""
         assert self.length + count <= self.capacity, (self.length, count, self.capacity)
         return torch.arange(self.length, self.length + count, device=device)
+
+    def write(
+        self,
+        row_N: torch.Tensor,
+        end: int,
+        *,
+        positions: torch.Tensor | None = None,
+        forward: TreeForward | None = None,
+    ) -> None:
+        """Before a forward: which rows it writes, int64 [N], and that it reads the first `end`,
+        valid or not, of which a mask hides those that are not. For the others see the class."""
+        self.row_N, self.end = row_N, end
+        self.positions, self.forward = positions, forward
 
     def buffers(
         self, index: int, key_states: torch.Tensor, value_states: torch.Tensor
@@ -172,49 +178,3 @@ class TreeCache(Cache):
                 kept_rows = pool.index_select(3, row_A.to(pool.device))
                 pool.narrow(3, self.committed, kept).copy_(kept_rows)
         self.length = self.committed = self.committed + kept
-
-
-# --- masks ----------------------------------------------------------------------------------------
-
-Masks = torch.Tensor | dict[str, torch.Tensor]
-
-
-def additive_mask(visible_NK: torch.Tensor, dtype: torch.dtype, repeats: int) -> torch.Tensor:
-    """0 where visible, else the dtype's lowest number; in the shape that attention takes, [1, 1,
-    repeats N, K]: the same for every query head that shares a key head, where attention folds them
-    into the rows (engine/attention.py)."""
-    lowest = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=visible_NK.device)
-    mask_NK = torch.where(visible_NK, 0.0, lowest)
-    return mask_NK.expand(repeats, -1, -1).reshape(1, 1, -1, mask_NK.shape[1])
-
-
-def layer_masks(
-    config: PretrainedConfig,
-    visible_NK: torch.Tensor,
-    key_position_K: torch.Tensor,
-    position_N: torch.Tensor,
-    *,
-    dtype: torch.dtype,
-    repeats: int,
-) -> Masks:
-    """Masks for a model's layers, from what each node may see but for windows and chunks. Keys may
-    have a position for each node, [N, K].
-
-    Models whose `layer_types` name layers that slide, or that see their own chunk of the text
-    alone, take a dict of masks by type. Models with a window and without types take one mask, with
-    the window added here because transformers leaves a 4-D mask as it is.
-    """
-    types = set(getattr(config, "layer_types", None) or [])
-    window = getattr(config, "sliding_window", None)
-    near_NK = {"full_attention": visible_NK}
-    if window is not None and (not types or "sliding_attention" in types):
-        in_window_NK = key_position_K > position_N[:, None] - window
-        near_NK["sliding_attention"] = visible_NK & in_window_NK
-    if "chunked_attention" in types:
-        chunk = config.attention_chunk_size
-        in_chunk_NK = key_position_K // chunk == position_N[:, None] // chunk
-        near_NK["chunked_attention"] = visible_NK & in_chunk_NK
-    if not types or len(near_NK) == 1:
-        _, seen_NK = near_NK.popitem()  # the last that was added
-        return additive_mask(seen_NK, dtype, repeats)
-    return {kind: additive_mask(seen, dtype, repeats) for kind, seen in near_NK.items()}

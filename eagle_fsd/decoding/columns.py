@@ -49,7 +49,7 @@ class Rows:
         target_MV: the target's raw logits of the token AFTER each place, float32.
         row_C, token_C: each draft: the number of its parent's row among these, and its token.
         draft_row_M: which row of the drafter's raw logits is a place's; -1 where it has none.
-        draft_token_R: see DraftTree.
+        draft_token_R, max_children: see DraftTree.
     """
 
     target_MV: torch.Tensor
@@ -59,6 +59,16 @@ class Rows:
     draft_logits_ER: torch.Tensor
     draft_row_M: torch.Tensor
     draft_token_R: torch.Tensor | None = None
+    max_children: int | None = None
+
+    @cached_property
+    def child_MK(self) -> torch.Tensor:
+        """The tokens of the drafts behind each place, in their order; -1: no more."""
+        rank_C = (self.row_C[:, None] == self.row_C).tril(-1).sum(1)  # among its siblings
+        places, width = self.target_MV.shape[0], self.max_children or len(self.token_C)
+        child_MK = self.token_C.new_full((places, width), -1)
+        child_MK[self.row_C, rank_C] = self.token_C
+        return child_MK
 
     @cached_property
     def argmax_M(self) -> torch.Tensor:

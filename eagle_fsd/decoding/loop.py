@@ -1,166 +1,71 @@
 """The one decoding loop: prefill, then rounds of propose, verify, accept, commit.
 
 Plain autoregressive decoding is this loop with a one-node tree (RootDrafter). Answers are trimmed
-here, once, for every arm.
+here, once, for every arm. What is asked is in request.py, what is answered in answer.py.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from numbers import Integral
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from eagle_fsd.config import BadInput, check_numbers, check_seed
-from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
+from eagle_fsd.decoding.acceptance import accept
+from eagle_fsd.decoding.answer import Generation, Round
+from eagle_fsd.decoding.request import DecodeConfig, check_request
 from eagle_fsd.decoding.sampling import draw, uniforms
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.tree import Drafter, DraftTree
+from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.decoding.verified import UNIFORMS
 
-# --- what is asked --------------------------------------------------------------------------------
 
+def decode_rounds(
+    target: Target, drafter: Drafter, prompt: Sequence[int], config: DecodeConfig
+) -> Iterator[Round]:
+    """Decode one answer, yielding after prefill and after every round. It has a cache and a drafter
+    of its own, so that others may be decoded in between. Whoever makes rule and drafter checks that
+    they go together (Policy.check).
 
-@dataclass(frozen=True)
-class StopConfig:
-    """When an answer ends: a stop token is kept in it, as in `generate`, and so is the token that
-    completes a stop string (texts leave the string out: Model.text). Strings need `decode`, from
-    token ids to text, special tokens included."""
+    Axes: P positions of the answer, L prompt tokens, N tree nodes, A nodes of the accepted path, V
+    vocabulary, F features.
 
-    max_new_tokens: int = 128
-    token_ids: tuple[int, ...] = ()
-    strings: tuple[str, ...] = ()
-    decode: Callable[[Sequence[int]], str] | None = None
-
-    def __post_init__(self):
-        check_numbers(self, max_new_tokens=Integral)
-        if self.max_new_tokens < 1:
-            raise BadInput(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
-        if not all(isinstance(string, str) and string for string in self.strings):
-            raise BadInput(f"stop strings are texts that are not empty, got {self.strings!r}")
-        assert self.decode is not None or not self.strings, "stop strings need `decode`"
-
-    def trim(self, answer: list[int], new: list[int]) -> tuple[list[int], str | None]:
-        """The new tokens that belong to the answer, and why it ends: "stop", "length" or None."""
-        for count, token in enumerate(new, start=1):
-            stopped = token in self.token_ids
-            if not stopped and self.strings:
-                text = self.decode([*answer, *new[:count]])
-                stopped = any(string in text for string in self.strings)
-            if stopped:
-                return new[:count], "stop"
-            if len(answer) + count == self.max_new_tokens:
-                return new[:count], "length"
-        return new, None
-
-
-@dataclass(frozen=True)
-class DecodeConfig:
-    policy: Policy
-    stop: StopConfig = field(default_factory=StopConfig)
-    seed: int = 0
-
-    def __post_init__(self):
-        check_numbers(self, seed=Integral)
-        check_seed(self.seed)
-
-
-def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> None:
-    """Refuse a request that cannot be carried out, before any work."""
-    if len(prompt) == 0:
-        raise BadInput("the prompt is empty: give at least one token")
-    check_tokens(target, prompt)
-    if len(prompt) + stop.max_new_tokens > target.max_positions:
-        raise BadInput(
-            f"prompt of {len(prompt)} tokens + max_new_tokens {stop.max_new_tokens} is beyond the "
-            f"target's {target.max_positions} positions: shorten the prompt or lower the budget"
-        )
-
-
-def check_tokens(target: Target, prompt: Sequence[int]) -> None:
-    strange = [token for token in prompt if not 0 <= token < target.vocab_size]
-    if strange:
-        raise BadInput(
-            f"prompt token {strange[0]} is outside the target's vocabulary of {target.vocab_size}: "
-            "was it made with another tokenizer, or was a token added to this one, such as [PAD], "
-            "and the model not resized?"
-        )
-
-
-# --- what is answered -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Round:
-    """What the loop yields: prefill, which has tokens only, and then every round. The tokens are
-    trimmed, the acceptance is not; tree and logits are what the rule saw, the logits good until the
-    next round."""
-
-    tokens: list[int]
-    finish: str | None
-    acceptance: Acceptance | None = None
-    tree: DraftTree | None = None
-    logits_NV: torch.Tensor | None = None
-
-
-@dataclass
-class Generation:
-    """An answer, whole or after any of its rounds.
-
-    Attributes:
-        tokens: the one of prefill, then those of the rounds, up to the budget or to a stop token,
-            which is the last one.
-        rounds: prefill is no round. They are not trimmed, so that the last one may hold tokens that
-            `tokens` lacks.
-        finish: why the answer ended: "stop" or "length"; None while it goes on.
+    BadInput: see check_request; logits are NaN or infinite.
     """
-
-    tokens: list[int] = field(default_factory=list)
-    rounds: list[Acceptance] = field(default_factory=list)
-    finish: str | None = None
-
-    def add(self, one_round: Round) -> None:
-        self.tokens += one_round.tokens
-        self.finish = one_round.finish
-        if one_round.acceptance is not None:
-            self.rounds.append(one_round.acceptance)
-
-    @property
-    def tokens_per_round(self) -> float:
-        """Mean of the tokens that a round emitted, its next token included and before trimming (the
-        literature's tau); NaN without rounds."""
-        emitted = sum(len(r.tokens) for r in self.rounds)
-        return emitted / len(self.rounds) if self.rounds else float("nan")
-
-    @property
-    def fuzzy_share(self) -> float:
-        """Share, from 0 to 1, of the rounds' tokens in whose place the exact test would have
-        emitted another one; NaN without rounds."""
-        fuzzy = [flag for r in self.rounds for flag in r.fuzzy]
-        return sum(fuzzy) / len(fuzzy) if fuzzy else float("nan")
-
-    @property
-    def fuzzy(self) -> list[bool]:
-        """Of each of the tokens, whether the exact test would have emitted another one; that of
-        prefill is never fuzzy."""
-        flags = [False, *(flag for r in self.rounds for flag in r.fuzzy)]
-        return (flags + [False] * len(self.tokens))[: len(self.tokens)]
-
-    @property
-    def round_numbers(self) -> list[int]:
-        """Of each of the tokens the round that emitted it; prefill's is 0. Example: prefill, then
-        rounds of 3 and 2 tokens: 0 1 1 1 2 2."""
-        numbers = [0, *(n for n, r in enumerate(self.rounds, start=1) for _ in r.tokens)]
-        return (numbers + [0] * len(self.tokens))[: len(self.tokens)]
-
-
-# --- the loop -------------------------------------------------------------------------------------
-
-
-def answer_uniforms(seed: int, positions: int) -> torch.Tensor:
-    """The random numbers of an answer, float32 [positions, 3] on the CPU, by seed and position
-    alone: rules, trees, drafters, budgets and devices can be compared draw by draw. A longer block
-    begins with the shorter one, as torch.rand fills it in order."""
-    return uniforms(torch.Generator().manual_seed(seed), positions, UNIFORMS)
+    check_request(target, prompt, config.stop)
+    stop, device, room = config.stop, target.device, len(prompt) + config.stop.max_new_tokens
+    uniform_P3 = answer_uniforms(config.seed, stop.max_new_tokens + drafter.max_nodes)
+    policy, cache = config.policy.begin(), target.begin(room + drafter.max_nodes)
+    drafter = drafter.begin(room, prompt[0], policy.sampling, config.seed)
+    try:
+        # 1. Prefill: the prompt's forward emits the answer's first token, the root.
+        logits_V, features_LF = target.prefill(cache, torch.tensor(prompt, device=device))
+        root = draw(logits_V[None], uniform_P3[:1, 0].to(device), policy.sampling).tolist()
+        drafter.observe(features_LF, [*prompt[1:], *root])
+        del features_LF  # the drafter keeps of them what it needs
+        answer, finish = stop.trim([], root)
+        yield Round(answer, finish)
+        while finish is None:
+            assert cache.committed == len(prompt) + len(answer) - 1  # the root has not been run
+            # 2. The drafter proposes a tree below the root, and the target verifies it.
+            tree = drafter.propose()
+            logits_NV, features_NF = target.verify(cache, tree)
+            # 3. The rule accepts a path of it, which emits as many tokens as it has nodes.
+            accepted = accept(
+                tree,
+                logits_NV,
+                uniform_P3[len(answer) :],  # row 0 is for the token that the root emits
+                policy=policy,
+                stop_token_ids=stop.token_ids,
+                answer=answer,
+            )
+            # 4. The path is committed; the last token that it emits is the next tree's root.
+            # (copies of up to 64 KB to a CUDA device return at once: its programming guide)
+            path_A = torch.tensor(accepted.path).to(device, non_blocking=True)
+            target.commit(cache, path_A)
+            drafter.observe(features_NF[path_A], accepted.tokens, logits_NV)
+            kept, finish = stop.trim(answer, accepted.tokens)
+            answer = answer + kept
+            yield Round(kept, finish, accepted, tree, logits_NV)
+    finally:
+        drafter.close()
 
 
 def decode(
@@ -173,63 +78,8 @@ def decode(
     return result
 
 
-def decode_rounds(
-    target: Target, drafter: Drafter, prompt: Sequence[int], config: DecodeConfig
-) -> Iterator[Round]:
-    """Decode one answer, yielding after prefill and after every round. Target and drafter are both
-    started anew, and the target forgets the answer at its end. Whoever makes rule and drafter
-    checks that they go together (Policy.check).
-
-    Axes: P positions of the answer, L prompt tokens, N tree nodes, A nodes of the accepted path, V
-    vocabulary, F features.
-
-    BadInput: see check_request; another answer was begun on the target before this one had ended;
-    logits are NaN or infinite.
-    """
-    check_request(target, prompt, config.stop)
-    policy, stop, device = config.policy.begin(), config.stop, target.device
-    uniform_P3 = answer_uniforms(config.seed, stop.max_new_tokens + drafter.max_nodes)
-    with target.turn():
-        target.start(len(prompt) + stop.max_new_tokens + drafter.max_nodes)
-        cache = target.cache
-    try:
-        # 1. Prefill: the prompt's forward emits the answer's first token, the root.
-        with target.turn(cache):
-            drafter.reset(
-                len(prompt) + stop.max_new_tokens, prompt[0], policy.sampling, config.seed
-            )
-            logits_V, features_LF = target.prefill(torch.tensor(prompt, device=device))
-            root = draw(logits_V[None], uniform_P3[:1, 0].to(device), policy.sampling).tolist()
-            drafter.observe(features_LF, [*prompt[1:], *root])
-            del features_LF  # the drafter keeps of them what it needs
-            answer, finish = stop.trim([], root)
-        yield Round(answer, finish)
-        while finish is None:
-            with target.turn(cache):
-                # the root has not been run
-                assert cache.committed == len(prompt) + len(answer) - 1
-                # 2. The drafter proposes a tree below the root, and the target verifies it.
-                tree = drafter.propose()
-                logits_NV, features_NF = target.verify(tree)
-                # 3. The rule accepts a path of it, which emits as many tokens as it has nodes.
-                accepted = accept(
-                    tree,
-                    logits_NV,
-                    uniform_P3[len(answer) :],  # row 0 is for the token that the root emits
-                    policy=policy,
-                    stop_token_ids=stop.token_ids,
-                    answer=answer,
-                )
-                # 4. The path is committed; the last token that it emits is the next tree's root.
-                # (copies of up to 64 KB to a CUDA device return at once: its programming guide)
-                path_A = torch.tensor(accepted.path).to(device, non_blocking=True)
-                target.commit(path_A)
-                drafter.observe(features_NF[path_A], accepted.tokens)
-                kept, finish = stop.trim(answer, accepted.tokens)
-                answer = answer + kept
-            yield Round(kept, finish, accepted, tree, logits_NV)
-    finally:
-        with target.turn():
-            if cache is target.cache:
-                target.close()
-        drafter.close()
+def answer_uniforms(seed: int, positions: int) -> torch.Tensor:
+    """The random numbers of an answer, float32 [positions, 3] on the CPU, by seed and position
+    alone: rules, trees, drafters, budgets and devices can be compared draw by draw. A longer block
+    begins with the shorter one, as torch.rand fills it in order."""
+    return uniforms(torch.Generator().manual_seed(seed), positions, UNIFORMS)

@@ -5,9 +5,10 @@ Axes: N nodes with the root, E expanded nodes, V vocabulary, R draft vocabulary 
 T newly committed tokens, F features of the target (Target.feature_layers).
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 
@@ -102,15 +103,22 @@ class Drafter(Protocol):
     samples: bool = False
     vocab_size: int | None = None
 
-    def reset(
+    def begin(
         self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
-    ) -> None:
-        """Begin a new sequence of at most `capacity` tokens, of which `observe` gives all but the
-        first; the last round may observe up to max_nodes more. Drafts that are sampled are so by
-        the answer's settings and by numbers of its seed other than loop.answer_uniforms."""
+    ) -> Self:
+        """A drafter for one answer, of at most `capacity` tokens, of which `observe` gives all but
+        the first; the last round may observe up to max_nodes more. Drafts that are sampled are so
+        by the answer's settings and by numbers of its seed other than loop.answer_uniforms."""
+        return copy.copy(self)
 
-    def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
-        """Take in what a round emitted, T tokens, with the features of the tokens before them.
+    def observe(
+        self,
+        features_TF: torch.Tensor,
+        next_tokens: Sequence[int],
+        logits_NV: torch.Tensor | None = None,
+    ) -> None:
+        """Take in what a round emitted, T tokens, with the features of the tokens before them; and
+        the target's logits after all nodes of its tree, accepted or not.
         Example: after prefill of t0 t1 t2 and the root t3, features are f0 f1 f2 and next tokens
         t1 t2 t3, the last of them always the coming root."""
 
@@ -126,7 +134,7 @@ class RootDrafter(Drafter):
 
     max_nodes = 1
 
-    def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
+    def observe(self, features_TF, next_tokens, logits_NV=None) -> None:
         self._root, self._device = next_tokens[-1], features_TF.device
 
     def propose(self) -> DraftTree:

@@ -8,7 +8,8 @@ import torch
 from tqdm import tqdm
 
 from eagle_fsd.config import BadInput, TreeConfig, default_tree
-from eagle_fsd.decoding.cache import TreeCache, additive_mask
+from eagle_fsd.decoding.cache import TreeCache
+from eagle_fsd.decoding.masks import additive_mask
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter, RootDrafter
 from eagle_fsd.drafters.growing import GrowingDrafter
@@ -46,7 +47,7 @@ def share_tables(head: DraftHead, target: Target) -> None:
         else:
             kept.append("embedding")
     if head.lm_head is not None and head.config.head_type == "eagle":
-        weight_VD, own_RD = target.lm_head.weight, head.lm_head.weight
+        weight_VD, own_RD = target.readout.lm_head.weight, head.lm_head.weight
         token_R = head.draft_token_R
         theirs_RD = weight_VD if token_R is None else weight_VD[token_R.to(weight_VD.device)]
         if same_numbers(own_RD, theirs_RD.to(own_RD.device)):
@@ -125,12 +126,11 @@ class EagleDrafter(GrowingDrafter):
         return self.target.embed(token_T) if own is None else own(token_T.to(own.weight.device))
 
     def step(self, cache, hidden_TD, token_T, place_T, row_T, visible_TS, position_S, read_M):
-        if visible_TS is None:
-            mask, cache.end = None, cache.length + token_T.shape[0]
-        else:
+        mask, end = None, cache.length + token_T.shape[0]
+        if visible_TS is not None:
             mask = additive_mask(visible_TS, self.target.dtype, self._query_groups)
-            cache.end = visible_TS.shape[1]
-        cache.row_N = row_T
+            end = visible_TS.shape[1]
+        cache.write(row_T, end)
         inputs = hidden_TD[None], self.embed(token_T)[None], place_T
         hidden_TD = self.head(*inputs, cache=cache, mask=mask)[0]
         if read_M is not None:
@@ -141,5 +141,5 @@ class EagleDrafter(GrowingDrafter):
 def draft_readout(head: DraftHead, target: Target) -> Callable[[torch.Tensor], torch.Tensor]:
     """From a head's hidden states [N, D] to its raw logits [N, R] over its draft vocabulary, for
     which rows of the target's lm_head are copied once."""
-    read = target.readout(head.draft_token_R) if head.lm_head is None else head.lm_head
+    read = target.readout.of_tokens(head.draft_token_R) if head.lm_head is None else head.lm_head
     return lambda hidden_ND: read(head.normed(hidden_ND))

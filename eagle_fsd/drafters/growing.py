@@ -9,7 +9,6 @@ draft vocabulary (the target's, or a part of it that the drafter is confined to)
 import copy
 import math
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -17,7 +16,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
+from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.sampling import draw_distinct, no_numbers, uniforms
 from eagle_fsd.decoding.target import Target
@@ -109,7 +108,6 @@ class GrowingDrafter(Drafter):
         self.tree_config = tree
         self.max_nodes = tree.num_draft_tokens + 1
         self._shape = TreeShape(tree, self.target.device)
-        self.cache: TreeCache | None = None
 
     def with_tree(self, tree: TreeConfig, *, samples: bool = False) -> Self:
         """The same model with trees of another shape; nothing is loaded or packed again."""
@@ -118,16 +116,16 @@ class GrowingDrafter(Drafter):
         other._set_tree(tree)
         return other
 
-    def reset(
-        self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
-    ) -> None:
-        self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._proposed: DraftTree | None = None
-        self._sampling = sampling
-        self._generator = torch.Generator().manual_seed(seed ^ DRAFTS_SEED)
-        self.cache = self.new_cache(capacity + self.max_nodes + self.tree_config.num_expanded)
+    def begin(self, capacity, first_token, sampling=GREEDY, seed=0) -> Self:
+        own = copy.copy(self)
+        own._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+        own._proposed: DraftTree | None = None
+        own._sampling = sampling
+        own._generator = torch.Generator().manual_seed(seed ^ DRAFTS_SEED)
+        own.cache = self.new_cache(capacity + self.max_nodes + self.tree_config.num_expanded)
+        return own
 
-    def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
+    def observe(self, features_TF, next_tokens, logits_NV=None) -> None:
         token_T = torch.tensor(next_tokens).to(features_TF.device, non_blocking=True)
         self._pending.append((features_TF, token_T))
         if self._proposed is not None:

@@ -4,11 +4,10 @@ Axes: T newly committed tokens, F features, N nodes of the head's tree.
 """
 
 import math
-from collections.abc import Sequence
+from typing import Self
 
 import torch
 
-from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.tree import GREEDY, Drafter, DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.ngram import NgramTable, Node, Offers, learn_from, likeliest, tree_of
@@ -32,16 +31,15 @@ class HybridDrafter(Drafter):
         self.eagle, self.recycle = eagle, recycle
         self.vocab_size, self.max_nodes = eagle.vocab_size, eagle.max_nodes
 
-    def reset(
-        self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
-    ) -> None:
-        self.eagle.reset(capacity, first_token)
-        self._nodes: list[Node] = []
-        self._text = NgramTable(MAX_NGRAM, first_token)
+    def begin(self, capacity, first_token, sampling=GREEDY, seed=0) -> Self:
+        own = HybridDrafter(self.eagle.begin(capacity, first_token), self.recycle)
+        own._nodes: list[Node] = []
+        own._text = NgramTable(MAX_NGRAM, first_token)
+        return own
 
-    def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
+    def observe(self, features_TF, next_tokens, logits_NV=None) -> None:
         if self.recycle and self._nodes:
-            learn_from(self._text, self._nodes, self.eagle.target.last_logits_NV, self.recycle)
+            learn_from(self._text, self._nodes, logits_NV, self.recycle)
         self.eagle.observe(features_TF, next_tokens)
         self._text.extend(next_tokens)
 

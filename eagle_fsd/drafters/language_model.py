@@ -5,10 +5,11 @@ published: a model pair and a chain of 5. Axes: see growing.py.
 """
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 
-from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
+from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import GREEDY
@@ -42,20 +43,19 @@ class LanguageModelDrafter(GrowingDrafter):
         super().__init__(target, tree, samples=samples)
 
     def new_cache(self, capacity: int) -> TreeCache:
-        return self.model.new_cache(capacity)
+        return self.model.begin(capacity)
 
-    def reset(
-        self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
-    ) -> None:
+    def begin(self, capacity, first_token, sampling=GREEDY, seed=0) -> Self:
         if capacity > self.model.max_positions:
             raise BadInput(
                 f"prompt and budget of {capacity} tokens are beyond the draft model's "
                 f"{self.model.max_positions} positions: shorten the prompt or lower the budget"
             )
-        super().reset(capacity, first_token, sampling, seed)
-        self.observe(torch.empty(1, 0, device=self.target.device), [first_token])
+        own = super().begin(capacity, first_token, sampling, seed)
+        own.observe(torch.empty(1, 0, device=self.target.device), [first_token])
+        return own
 
-    def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
+    def observe(self, features_TF, next_tokens, logits_NV=None) -> None:
         super().observe(features_TF[:, :0], next_tokens)
 
     def step(self, cache, hidden_TD, token_T, place_T, row_T, visible_TS, position_S, read_M):
@@ -64,7 +64,7 @@ class LanguageModelDrafter(GrowingDrafter):
         hidden_TD, _ = self.model.run(cache, token_T, row_T, place_T, visible_TS, position_S)
         if read_M is not None:
             hidden_TD = hidden_TD.index_select(0, read_M)
-        logits_TV = self.model.logits(hidden_TD)[:, : self._rows]
+        logits_TV = self.model.readout(hidden_TD)[:, : self._rows]
         if (self.vocab_size or self._rows) < self._rows:
             logits_TV = logits_TV.index_select(1, self.draft_token_R)
         return hidden_TD, logits_TV

@@ -16,17 +16,16 @@ each draft looked up behind those before it, so that A A A drafts as many A as w
 Axes: N nodes, E nodes with offers, R tokens offered, V vocabulary, K the target's top tokens.
 """
 
+import copy
 import heapq
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
-from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import GREEDY, Drafter, DraftTree
 
 # --- the table ------------------------------------------------------------------------------------
@@ -211,7 +210,6 @@ class NgramDrafter(Drafter):
 
     def __init__(
         self,
-        target: Target,
         *,
         num_draft_tokens: int,
         max_ngram: int,
@@ -219,19 +217,19 @@ class NgramDrafter(Drafter):
         keep: float,
         recycle: int,
     ):
-        self.target, self.max_nodes = target, 1 + num_draft_tokens
+        self.max_nodes = 1 + num_draft_tokens
         self._max_ngram, self._branch, self._keep = max_ngram, branch, keep
         self._recycle = recycle
 
-    def reset(
-        self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
-    ) -> None:
-        self._text = NgramTable(self._max_ngram, first_token)
-        self._nodes: list[Node] = []
+    def begin(self, capacity, first_token, sampling=GREEDY, seed=0) -> Self:
+        own = copy.copy(self)
+        own._text = NgramTable(self._max_ngram, first_token)
+        own._nodes: list[Node] = []
+        return own
 
-    def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
+    def observe(self, features_TF, next_tokens, logits_NV=None) -> None:
         if self._recycle and self._nodes:
-            learn_from(self._text, self._nodes, self.target.last_logits_NV, self._recycle)
+            learn_from(self._text, self._nodes, logits_NV, self._recycle)
         self._text.extend(next_tokens)
         self._device = features_TF.device
 

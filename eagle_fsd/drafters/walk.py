@@ -33,7 +33,7 @@ def walk(
         features_LF: the target's, of the text.
         stop_token_ids: drafts behind one of these are no gain, as when decoding.
     """
-    drafter.reset(len(ids), ids[0])
+    drafter = drafter.begin(len(ids), ids[0])
     seen, root = 0, roots.start
     while root < roots.stop:
         drafter.observe(features_LF[seen:root], ids[seen + 1 : root + 1])

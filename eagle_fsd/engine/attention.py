@@ -11,6 +11,7 @@ d head size.
 
 import copy
 import inspect
+import threading
 from collections.abc import Callable
 
 import torch
@@ -104,10 +105,10 @@ def folded_attention(
     return output.view(B, H, N, -1).transpose(1, 2).contiguous(), None
 
 
-class Rotation:
+class Rotation(threading.local):
     """What all layers of a forward multiply queries and keys by, [B, 1, N, d]: cosines, and sines
     whose first half has the other sign, since rotate_half(x) sin = roll(x) signed_sin. `sin` is
-    what they were made of."""
+    what they were made of. Each thread has its own."""
 
     sin = cos = signed_sin = None
 

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from eagle_fsd.decoding.cache import additive_mask
+from eagle_fsd.decoding.masks import additive_mask
 from eagle_fsd.engine import products
 from eagle_fsd.engine.attention import NAME, Folded, RotaryAttention, Rotation, takes_rotary
 from eagle_fsd.engine.products import GatedMlp, Joined, Linear, PackedLinear, RmsNorm

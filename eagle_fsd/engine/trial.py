@@ -24,6 +24,7 @@ from tqdm import tqdm
 from transformers import PretrainedConfig, PreTrainedModel
 
 from eagle_fsd.config import BadInput, one_line
+from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.engine import Engine
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
@@ -103,15 +104,16 @@ class Trial:
         exact = target.dtype == torch.float32 and getattr(target.engine, "exact", True)
         allowed_half = GROSS if target.config.model_type in TESTED_FAMILIES else ALLOWED_HALF
         modules = [part for part in vars(target).values() if isinstance(part, nn.Module)]
+        cache = target.begin(len(self.text_L) + self.tree.size)
         try:
             with _short_windows(modules, target.max_positions):
-                for told, places, logits_CV in self._decoded(target):
+                for told, places, logits_CV in self._decoded(target, cache):
                     whole_CV = self.whole_LV[places].to(logits_CV.device)
                     size_C = (whole_CV - whole_CV.mean(dim=1, keepdim=True)).norm(dim=1)
                     error_C = (logits_CV.float() - whole_CV).norm(dim=1) / size_C
                     error = error_C.max() if exact else error_C.median()
                     if not error < (ALLOWED if exact else allowed_half):  # NaN too
-                        layers = target.cache.layers
+                        layers = cache.layers
                         kept = any(getattr(layer, "is_initialized", True) for layer in layers)
                         return f"{told if kept else NOT_CACHED} (relative error {error:.2g})"
         except (BadInput, torch.OutOfMemoryError):
@@ -119,31 +121,30 @@ class Trial:
         except FAILURES as error:
             why = "their layers take no mask, positions or cache of a draft tree"
             return f"{why} ({one_line(error)})"
-        finally:
-            target.close()
         return ""
 
-    def _decoded(self, target: Target) -> Iterator[tuple[str, list[int], torch.Tensor]]:
+    def _decoded(
+        self, target: Target, cache: TreeCache
+    ) -> Iterator[tuple[str, list[int], torch.Tensor]]:
         """Decodes it as the loop does: what a fault would be, places in the text, and the logits
         behind these [C, V]."""
         text_L = self.text_L.to(target.device)
         root = len(text_L) - len(BRANCH)
         prompt, own_1 = max(1, root - SINGLES), torch.zeros_like(text_L[:1])
-        target.start(len(text_L) + self.tree.size)
-        prefilled_V, _ = target.prefill(text_L[:prompt])
+        prefilled_V, _ = target.prefill(cache, text_L[:prompt])
         singles = [prefilled_V[None]]
         for place in range(prompt, root):
-            singles.append(self._single(target, text_L[place]))
-            target.commit(own_1)
+            singles.append(self._single(target, cache, text_L[place]))
+            target.commit(cache, own_1)
         yield NOT_CHAINED, [*range(prompt - 1, root)], torch.cat(singles)
-        branch_CV = target.verify(self.tree)[0][BRANCH]
-        target.commit(own_1.new_tensor(BRANCH[:KEPT]))
-        branch_CV = torch.cat([branch_CV, self._single(target, text_L[root + KEPT])])
+        branch_CV = target.verify(cache, self.tree)[0][BRANCH]
+        target.commit(cache, own_1.new_tensor(BRANCH[:KEPT]))
+        branch_CV = torch.cat([branch_CV, self._single(target, cache, text_L[root + KEPT])])
         yield NOT_BRANCHED, [*range(root, len(text_L)), root + KEPT], branch_CV
 
-    def _single(self, target: Target, token: torch.Tensor) -> torch.Tensor:
+    def _single(self, target: Target, cache: TreeCache, token: torch.Tensor) -> torch.Tensor:
         tree = DraftTree.from_parents([int(token)], [0], device=target.device)
-        return target.verify(tree)[0]
+        return target.verify(cache, tree)[0]
 
 
 def check_target(target: Target) -> None:

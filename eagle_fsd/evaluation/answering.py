@@ -12,9 +12,10 @@ from transformers import CompileConfig
 from eagle_fsd.arms import COMPILED, Arm
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding import loop
+from eagle_fsd.decoding.answer import Generation, Round
 from eagle_fsd.decoding.columns import PLACES, Rows, draft_prob, raw_prob
 from eagle_fsd.decoding.divergence import DIVERGENCES
-from eagle_fsd.decoding.loop import DecodeConfig, Generation, Round, StopConfig
+from eagle_fsd.decoding.request import DecodeConfig, StopConfig, check_request
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.models.generate import rescore
 from eagle_fsd.models.loaded import Model
@@ -56,7 +57,7 @@ def _transformers_generate(
 ) -> Generation:
     """transformers' generate; Target has emptied the model's own generation defaults."""
     assert model.target.has_stock, "load with keep_stock=True: `generate` is the stock model's"
-    loop.check_request(model.target, prompt, stop)
+    check_request(model.target, prompt, stop)
     ids = torch.tensor([prompt], device=model.target.device)
     torch.manual_seed(seed)
     samples = sampling.temperature > 0

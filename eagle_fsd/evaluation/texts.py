@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
-from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.divergence import divergence
-from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
+from eagle_fsd.decoding.loop import decode
+from eagle_fsd.decoding.policy import Policy
+from eagle_fsd.decoding.request import DecodeConfig, StopConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter, RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
@@ -64,7 +65,7 @@ class PlainText:
     def states(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
         """The target run over it: hidden states after the final norm [L, D], features [L, F]."""
         ids_L = torch.tensor(self.ids, device=target.device)
-        hidden_1LD, features_1LF = target.hidden_and_features(ids_L[None])
+        hidden_1LD, features_1LF = target.forward(ids_L[None])
         return hidden_1LD[0], features_1LF[0]
 
     @torch.inference_mode()
@@ -132,7 +133,7 @@ def judge_levels(
     counts = [Counter() for _ in range(levels)]
     place_B = torch.tensor(text.roots, dtype=torch.int64, device=target.device)
     for place_C in place_B.split(JUDGED):
-        target_CV = target.logits(hidden_LD[place_C]).float()
+        target_CV = target.readout(hidden_LD[place_C]).float()
         label_C = ids_L[place_C + 1]
         for level, drafted_LD in enumerate(drafted_S1LD[:, 0]):
             draft_CV = drafter.readout(drafted_LD[place_C - 1]).float()

@@ -19,7 +19,7 @@ import torch
 
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.cache import PreallocatedLayer
-from eagle_fsd.decoding.loop import check_tokens
+from eagle_fsd.decoding.request import check_tokens
 from eagle_fsd.decoding.sampling import draw, no_numbers, uniforms
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.families import text_body
@@ -67,7 +67,7 @@ class Batch:
     def __init__(self, target: Target, rows: list[Request]):
         self.target, self.rows = target, rows
         self.longest = max((len(row.prompt) + len(row.tokens) for row in rows), default=0)
-        self.cache = target.new_cache(self.longest + ROOM)
+        self.cache = target.begin(self.longest + ROOM)
 
     @property
     def going(self) -> list[int]:
@@ -82,9 +82,9 @@ class Batch:
         length_B = torch.tensor([len(row.prompt) + len(row.tokens) for row in self.rows])
         end = self.cache.length + T
         # all of the buffer: contiguous keys, which attention reads far faster (attention.py)
-        self.cache.end = self.cache.capacity if T == 1 else end
-        self.cache.row_N = self.cache.next_rows(T, self.target.device)
-        column_C = torch.arange(self.cache.end)
+        read = self.cache.capacity if T == 1 else end
+        self.cache.write(self.cache.next_rows(T, self.target.device), read)
+        column_C = torch.arange(read)
         position_BC = column_C - (end - length_B)[:, None]  # below 0: padding
         device = self.target.embed_tokens.weight.device
         seen_BC = ((position_BC >= 0) & (column_C < end)).to(device)
@@ -95,7 +95,7 @@ class Batch:
             each = masks if isinstance(masks, dict) else {"": masks}
             each = {kind: mask[0, 0, : len(new), None, None] for kind, mask in each.items()}
             mask = each.get("", each)
-        hidden_BTD, _ = self.target.hidden_and_features(
+        hidden_BTD, _ = self.target.forward(
             token_BT,
             attention_mask=mask,
             position_ids=position_BC[:, end - T : end].clamp(min=0).to(device),
@@ -106,7 +106,7 @@ class Batch:
         for row, ids, hidden_TD in zip(self.rows, new, hidden_BTD, strict=True):
             if row.states is not None and not row.ended:
                 row.states.append(hidden_TD[T - len(ids) :])
-        logits_RV = self.target.logits(hidden_BTD[self.going, -1])
+        logits_RV = self.target.readout(hidden_BTD[self.going, -1])
         for row, token in zip(going, next_tokens(going, logits_RV), strict=True):
             row.tokens.append(token)
         return (row for row in going if row.ended)
@@ -199,7 +199,7 @@ def rescore(target: Target, prompt: list[int], answer: list[int]) -> tuple[float
     rows_AD, token_A = hidden_LD[len(prompt) - 1 : -1], ids[0, len(prompt) :]
     hits, logp = 0, 0.0
     for hidden_CD, token_C in zip(rows_AD.split(256), token_A.split(256), strict=True):
-        logp_CV = torch.log_softmax(target.logits(hidden_CD), dim=-1, dtype=torch.float32)
+        logp_CV = torch.log_softmax(target.readout(hidden_CD), dim=-1, dtype=torch.float32)
         hits += (logp_CV.argmax(-1) == token_C).sum().item()
         logp += logp_CV.gather(1, token_C[:, None]).sum().item()
     if math.isnan(logp):

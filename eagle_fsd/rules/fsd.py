@@ -12,14 +12,15 @@ D(v) passes iff T > 0 and D(v) <= T; NaN never passes. Which child is taken: CHI
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from eagle_fsd.config import BadInput, SamplingConfig, check_known
 from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
+from eagle_fsd.decoding.policy import Guard, Rule
 from eagle_fsd.decoding.tree import Drafter
-from eagle_fsd.decoding.verified import Rule, VerifiedTree
+from eagle_fsd.decoding.verified import VerifiedTree
 
 # --- which of the options is taken: child -> probability ----------------------------------------
 
@@ -79,7 +80,9 @@ class ChildRule(Rule):
         super().__post_init__()
         check_known("child", self.child, CHILD_CHOICES)
 
-    def check(self, sampling: SamplingConfig, drafter: Drafter) -> None:
+    def check(
+        self, sampling: SamplingConfig, drafter: Drafter, guards: Sequence[Guard] = ()
+    ) -> None:
         if self.child == "sample" and sampling.temperature == 0:
             raise BadInput("child 'sample' needs temperature > 0; use draft or target")
 
@@ -105,7 +108,6 @@ class ChildRule(Rule):
 class Random(ChildRule):
     """Takes a child with probability `rate`; 0 is exact, 1 accepts all."""
 
-    takes_chances: ClassVar[bool] = True
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     rate: float = 0.05
     child: str = "target"
@@ -135,8 +137,10 @@ class Fsd(ChildRule):
     def columns(self) -> tuple[str, ...]:
         return (*ChildRule.columns, self.divergence)
 
-    def check(self, sampling: SamplingConfig, drafter: Drafter) -> None:
-        super().check(sampling, drafter)
+    def check(
+        self, sampling: SamplingConfig, drafter: Drafter, guards: Sequence[Guard] = ()
+    ) -> None:
+        super().check(sampling, drafter, guards)
         infinite = drafter.vocab_size is not None and self.divergence in INFINITE_OUTSIDE
         if infinite and 0 < self.threshold < math.inf:
             raise BadInput(

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from eagle_fsd.config import check_between, check_least
-from eagle_fsd.decoding.verified import Guard, VerifiedTree
+from eagle_fsd.decoding.policy import Guard
+from eagle_fsd.decoding.verified import VerifiedTree
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,14 @@ b = 0 is exact, draw by draw.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from eagle_fsd.decoding.verified import Rule, VerifiedTree
+from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.decoding.policy import Guard, Rule
+from eagle_fsd.decoding.tree import Drafter
+from eagle_fsd.decoding.verified import VerifiedTree
 
 # Far beyond the regret of any token; differences of sums of such prices, over the lowest
 # temperature, still have a dozen digits.
@@ -38,7 +42,15 @@ class Coupled(Rule):
     """
 
     columns: ClassVar[tuple[str, ...]] = ("log_prob",)
-    takes_guards: ClassVar[bool] = False  # one would leave out some of the drafts that are weighed
+
+    def check(
+        self, sampling: SamplingConfig, drafter: Drafter, guards: Sequence[Guard] = ()
+    ) -> None:
+        if guards and sampling.temperature > 0:
+            raise BadInput(
+                "guards go with this rule at temperature 0 only: above it the rule weighs all "
+                "drafts, and a guard would leave some out"
+            )
 
     def tilt(self, tree: VerifiedTree, v: int, child: int | None) -> float:
         """log of the new probability over P, of a child's token, or of one that was not drafted."""
@@ -128,4 +140,6 @@ class PathRule(Coupled):
         return self.price / tree.sampling.temperature - log_z_N[v] + log_z_N[child]
 
     def tv(self, tree: VerifiedTree, v: int) -> float:
+        if tree.greedy:
+            return math.nan
         return super().tv(tree, v) if self.price else 0.0

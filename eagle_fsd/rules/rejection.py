@@ -11,12 +11,16 @@ are SpecInfer's multi-step speculative sampling (2305.09781) with draws without 
 one that `exact` emits with the same numbers. Of one draft a share of sum min(P, Q) is accepted.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
+from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.decoding.columns import Rows
+from eagle_fsd.decoding.policy import Guard
 from eagle_fsd.decoding.sampling import inverse_cdf
+from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.rules.fsd import Exact
 
 
@@ -25,20 +29,27 @@ class Rejection(Exact):
     """Lossless in distribution, with more drafts accepted than by `exact` on the same tree where
     drafts are sampled. At temperature 0 it is `exact`."""
 
-    takes_guards: ClassVar[bool] = False  # they do not reach the tokens that it draws
+    def check(
+        self, sampling: SamplingConfig, drafter: Drafter, guards: Sequence[Guard] = ()
+    ) -> None:
+        if not drafter.samples:
+            raise BadInput(
+                "this rule needs drafts that are sampled, since it asks with what probability they "
+                "came: add ,sample=1 to the drafter, as in RULE@DRAFTER,sample=1"
+            )
+        if guards and sampling.temperature > 0:
+            raise BadInput(
+                "guards go with this rule at temperature 0 only: above it they do not reach the "
+                "tokens that it draws"
+            )
 
-    @staticmethod
-    def draw(
-        prob_MV: torch.Tensor,
-        draft_prob_MV: torch.Tensor,
-        child_MK: torch.Tensor,
-        uniform_M3: torch.Tensor,
-    ) -> torch.Tensor:
-        """See Rule.draw. One number a node, rescaled after each rejection, decides over all of
-        its children; another draws from what is left.
+    def draw_exact(self, rows: Rows, uniform_M3: torch.Tensor) -> torch.Tensor:
+        """One number a place, rescaled after each rejection, decides over all of its drafts, in the
+        order in which they were drawn; another draws from what is left.
 
         Where Q has no token left, drafts that follow were not drawn and are passed over.
         """
+        prob_MV, draft_prob_MV, child_MK = rows.prob_MV, rows.draft_distribution_MV, rows.child_MK
         draft_prob_MV = draft_prob_MV.nan_to_num(0.0)  # a node without drafts
         left_M = uniform_M3[:, 2].double()
         taken_M = torch.full_like(left_M, -1, dtype=torch.int64)

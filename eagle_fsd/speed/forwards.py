@@ -53,27 +53,28 @@ def in_turn(device: torch.device, probes: dict[str, Probe], label: str) -> dict[
 
 def time_forwards(model: Model, context: Sequence[int]) -> dict[str, list[float]]:
     """Seconds of every measurement behind these prompt tokens, by the names of the table above but
-    for the draft level; the sequence in the model's target is lost."""
+    for the draft level."""
     target, drafter = model.target, model.drafter
     context_L = torch.tensor(context, device=target.device)
-    target.start(len(context) + ROWS_NEEDED)
-    _, features_LF = target.prefill(context_L)
+    cache = target.begin(len(context) + ROWS_NEEDED)
+    _, features_LF = target.prefill(cache, context_L)
     probes: dict[str, Probe] = {}
     if target.has_stock:
-        cache = {cache_name(target.model.forward): DynamicCache(config=target.model.config)}
-        stock = partial(target.model, **cache)
+        theirs = {cache_name(target.model.forward): DynamicCache(config=target.model.config)}
+        stock = partial(target.model, **theirs)
         with torch.inference_mode():
             stock(input_ids=context_L[None], logits_to_keep=1)
         step = torch.inference_mode()(partial(stock, input_ids=context_L[None, -1:]))
         probes["stock"] = step, lambda: None
     # the root is committed, so the context grows by a token a measurement
-    commit = partial(target.commit, torch.zeros(1, dtype=torch.int64, device=target.device))
+    root_1 = torch.zeros(1, dtype=torch.int64, device=target.device)
+    commit = partial(target.commit, cache, root_1)
     for width in WIDTHS:
         generator = torch.Generator().manual_seed(width)
         tokens = torch.randperm(target.vocab_size, generator=generator)[:width].tolist()
         parents = [max(0, node - 1) // 2 for node in range(width)]
         tree = DraftTree.from_parents(tokens, parents, device=target.device)
-        probes[f"verify {width}"] = partial(target.verify, tree), commit
+        probes[f"verify {width}"] = partial(target.verify, cache, tree), commit
     if isinstance(drafter, EagleDrafter):
         k = drafter.tree_config.branch_top_k
         for depth in (SHALLOW_LEVELS, DEEP):
@@ -81,14 +82,13 @@ def time_forwards(model: Model, context: Sequence[int]) -> dict[str, list[float]
             drafts = max(depth, drafter.tree_config.num_draft_tokens)
             drafts = min(drafts, TreeConfig(depth, depth, k).pool_size)
             own = drafter.with_tree(TreeConfig(drafts, depth, k))
-            own.reset(len(context) + OBSERVED * (1 + WARM_UP + REPEATS), context[0])
+            own = own.begin(len(context) + OBSERVED * (1 + WARM_UP + REPEATS), context[0])
             own.observe(features_LF, [*context[1:], context[0]])
             own.propose()  # takes in the context
             observe = partial(own.observe, features_LF[-OBSERVED:], context[-OBSERVED:])
             observe()
             probes[f"draft {depth}x{k}"] = own.propose, observe
     seconds = in_turn(target.device, probes, f"forwards at {len(context)}")
-    target.close()
     return seconds | {"text": text_seconds(model)}
 
 

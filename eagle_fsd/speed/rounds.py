@@ -14,7 +14,9 @@ from tqdm import tqdm
 
 from eagle_fsd.arms import PLAIN, Arm
 from eagle_fsd.config import CPU_TREE, SamplingConfig, tree_name
-from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
+from eagle_fsd.decoding.cache import TreeCache
+from eagle_fsd.decoding.loop import decode_rounds
+from eagle_fsd.decoding.request import DecodeConfig, StopConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.models.loaded import Model
@@ -115,8 +117,6 @@ def profile_arm(arm: Arm, model: Model, prompt: list[int], sampling: SamplingCon
         }
 
     beginning()
-    target.close()  # what the last answer holds is no part of this one
-    drafter.reset(1, prompt[0])
     gc.collect()
     peak = peak_bytes(target.device, beginning)
     timed(*(Lapped(part, lambda phase: laps.append((phase, now()))) for part in (target, drafter)))
@@ -132,6 +132,11 @@ class Lapped:
 
     def __init__(self, inner: Target | Drafter, lap: Callable[[str], None]):
         self._inner, self._lap = inner, lap
+
+    def begin(self, *args: object) -> "TreeCache | Lapped":
+        """A target's is a cache, which has no phases; a drafter's a drafter."""
+        begun = self._inner.begin(*args)
+        return begun if isinstance(begun, TreeCache) else Lapped(begun, self._lap)
 
     def __getattr__(self, name: str) -> object:
         value = getattr(self._inner, name)

@@ -87,7 +87,7 @@ class TargetStates:
             return []
         # padded on the right, so causal attention needs no mask
         ids_BT = pad_sequence([torch.tensor(ids) for ids in texts], batch_first=True)
-        row_BTW, feature_BTF = self.target.hidden_and_features(ids_BT)
+        row_BTW, feature_BTF = self.target.forward(ids_BT)
         if self.target.feature_layers:
             row_BTW = torch.cat([feature_BTF, row_BTW], dim=-1)
         return [row_LW[: len(ids)] for row_LW, ids in zip(row_BTW, texts, strict=True)]

@@ -80,7 +80,7 @@ def prepare(
     target, config = states.target, head.config
     share_tables(head, target)
     own = config.own_embedding or (config.head_type == "eagle" and config.own_lm_head)
-    if own or not target.readout_is_linear:
+    if own or not target.readout.is_linear:
         raise BadInput(
             "such a head can be run, and not trained: --start has its own embedding or lm_head "
             "where the losses take the target's, or the target's has a bias or caps its logits"
@@ -94,7 +94,7 @@ def prepare(
         accelerator.print(f"{loss_vocab} tokens are {share:.2%} of the answers")
         if head.d2t is not None:
             head.set_draft_tokens(token_R)
-    rows_RD = target.readout_rows(token_R)
+    rows_RD = target.readout.rows(token_R)
     allowed_V = None if head.d2t is None else torch.isin(every_V, token_R)
     # 3. Batches, losses and optimizers.
     batches = Batches(

@@ -14,7 +14,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval_model import FuzzyLM, main
 from tiny_folder import write_random_head, write_target
 
-from eagle_fsd.decoding.loop import Generation
+from eagle_fsd.decoding.answer import Generation
 
 TASK = """
 task: tiny
