@@ -80,7 +80,7 @@ def test_no_module_imports_itself_in_a_circle():
 # and an engine, a run's folder holds what others made, what is timed and what is measured of
 # answers meet in commands alone, and of the Python call the time is taken.
 LEVELS = (
-    ("config",),
+    ("config", "versions"),
     ("messages",),
     ("thoughts",),
     ("recurrent",),
@@ -92,7 +92,7 @@ LEVELS = (
     ("arms", "models"),
     ("plugin",),
     ("options",),
-    ("cli", "timing", "stats"),
+    ("cli", "timing", "stats", "seen"),
     ("evaluation", "training", "api", "transformers_generate"),
     ("tasks", "speed"),
 )

@@ -50,8 +50,9 @@ def slow_rejection(p: list[float], q: list[float], children: list[int], uniforms
 
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, SamplingConfig()])
 def test_every_token_is_the_slow_version_s(sampling):
-    """On random trees, whose siblings may stand for any draws; a stop token's node is a leaf. No
-    token counts as fuzzy. At temperature 0 all are exact."""
+    """On random trees, whose siblings may stand for any draws. The path ends at a stop token; what
+    is drawn behind one is of no answer. No token counts as fuzzy; at temperature 0 all are
+    exact."""
     accepted = 0
     for seed in range(40):
         tree, logits_NV, uniform_S3 = random_round(seed)
@@ -63,14 +64,14 @@ def test_every_token_is_the_slow_version_s(sampling):
         while node is not None:
             path.append(node)
             children = [c for c in range(1, tree.size) if parents[c] == node]
-            children = [] if node and tokens[node] in stop else children
             p, q = slow_p(logits_NV[node].tolist(), sampling), []
             if children:
                 q = slow_p(tree.draft_logits_ER[tree.draft_row_N[node]].tolist(), sampling)
             drafts = {tokens[c]: c for c in children}
             uniforms = uniform_S3[len(path) - 1].tolist()
             emitted.append(slow_rejection(p, q, [*drafts], uniforms))
-            node = drafts.get(emitted[-1])
+            ended = node > 0 and tokens[node] in stop
+            node = None if ended else drafts.get(emitted[-1])
         assert (got.path, got.tokens) == (path, emitted), seed
         assert not any(got.fuzzy) and not any(got.tv)
         accepted += got.accepted_drafts

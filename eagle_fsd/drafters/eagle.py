@@ -88,7 +88,7 @@ def check_steps(drafter: "EagleDrafter", head: DraftHead) -> None:
         # Drafts may be rounded, and in 16 bits a router may choose another expert for a position.
         far_T = (hidden_TD - whole_TD[own]).float().norm(dim=1)
         error = (far_T / whole_TD[own].float().norm(dim=1)).median()
-        if not error < CLOSE:  # NaN too
+        if error > CLOSE:  # that an output is no number is told by the round that meets it
             raise BadInput(
                 "the draft head's steps over a cache are not those of one forward (relative error "
                 f"{error:.2g}), so its drafts would be of no use: {told_versions()}"
