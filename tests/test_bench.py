@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import QUESTIONS, ROOT, bench_options, change, model_options, rows, write_rows
+from commands import QUESTIONS, ROOT, bench_options, change, rows, write_rows
 from tiny_folder import write_target
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -237,37 +237,3 @@ def test_scripts_run(models, tmp_path, script):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "tokens/round" in done.stdout
-
-
-WITHOUT_TASKS = """
-import json, runpy, sys
-names = ("openai", "lm_eval", "datasets", "if_verifiable", "immutabledict", "langdetect", "nltk")
-sys.modules.update(dict.fromkeys(names))  # to import one is a ModuleNotFoundError
-for sys.argv in json.loads(sys.argv[1]):
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as end:
-        print(end)
-"""
-
-
-def test_the_main_job_needs_no_package_of_the_tasks(models, tmp_path):
-    """Benchmark and report run without what requirements-tasks.txt adds; commands that need it name
-    the line that installs it."""
-    run, question = tmp_path / "run", {"key": 1, "prompt": "Say no.", "instruction_id_list": ["a"]}
-    path = write_rows(tmp_path / "ifeval.jsonl", question | {"kwargs": [{}]})
-    commands = [
-        [BENCH, *bench_options(models, tmp_path), "--questions", 1, "--turns", 1],
-        ["evaluate/report.py", run, "--output", tmp_path / "page"],
-        ["evaluate/tasks.py", *model_options(models), "--task", f"ifeval:{path}"],
-        ["evaluate/judge.py", "--run", run, "--model", "gpt-4"],
-        ["evaluate/harness.py", "--model", "eagle_fsd"],
-    ]
-    given = json.dumps([[str(word) for word in words] for words in commands])
-    command = [sys.executable, "-c", WITHOUT_TASKS, given]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("page is made by:") == 1 == done.stdout.count("written to")
-    for name in ("langdetect", "openai", "lm_eval"):
-        wanted = f"error: .*{name}.*: scripts/setup.sh tasks installs it into .*'eagle_fsd.tasks.'"
-        assert re.search(wanted, done.stdout)
