@@ -136,8 +136,7 @@ def published() -> dict[str, tuple[dict, dict, Callable[[Tensors], Tensors]]]:
     biases = {"layers.0.self_attn.o_proj.bias": torch.zeros(D), "fc.bias": torch.zeros(D)}
     return {
         "upstream, EAGLE-2": (SIZES, own, lambda ours: ours | older),
-        "upstream, Qwen2": (SIZES | qwen2, qwen2, dict),
-        "upstream, ours": (SIZES | said | {"head_type": "eagle"}, said, dict),
+        "upstream, ours": (SIZES | said | qwen2 | {"head_type": "eagle"}, said | qwen2, dict),
         "upstream, all tokens": (
             SIZES | {"draft_vocab_size": V},
             {"head_type": "eagle3"},
@@ -166,17 +165,12 @@ def published() -> dict[str, tuple[dict, dict, Callable[[Tensors], Tensors]]]:
             THREE | THETA | LLAMA3 | ids | two,
             lambda ours: without(numbered(ours), "t2d"),
         ),
-        # nvidia/Llama-4-Maverick-17B-128E-Eagle3: intermediate_size is an expert's there
+        # nvidia/Llama-4-Maverick-17B-128E-Eagle3, whose intermediate_size is an expert's; and the
+        # norm of nvidia/gpt-oss-120b-Eagle3-v3
         "specforge, Llama 4": (
-            MODELOPT | {"model_type": "llama4_text", "intermediate_size_mlp": 29},
-            THREE | ids | {"intermediate_size": 29},
+            MODELOPT | pre_fc | {"model_type": "llama4_text", "intermediate_size_mlp": 29},
+            THREE | ids | {"norm_before_fc": True, "intermediate_size": 29},
             lambda ours: {key.replace(".mlp.", ".feed_forward."): t for key, t in ours.items()},
-        ),
-        # nvidia/gpt-oss-120b-Eagle3-v3 but for its layers
-        "specforge, norm before fc": (
-            MODELOPT | pre_fc,
-            THREE | ids | {"norm_before_fc": True},
-            dict,
         ),
         # nvidia/gpt-oss-120b-Eagle3-short-context
         "specforge, last state": (
@@ -195,11 +189,6 @@ def published() -> dict[str, tuple[dict, dict, Callable[[Tensors], Tensors]]]:
             THETA | {"own_lm_head": True},
             lambda ours: renamed(ours, {"fc.": "fusion_fc.", "layers.0.": "transformer."}),
         ),
-        "speculators, biases": (
-            with_layer(SPECULATORS3, attention_bias=True),
-            THREE | THETA | {"qkv_bias": True},
-            lambda ours: numbered(ours) | biases,
-        ),
         "speculators, q and k normed": (
             with_layer(SPECULATORS3, model_type="qwen3")
             | FLAGS
@@ -208,9 +197,9 @@ def published() -> dict[str, tuple[dict, dict, Callable[[Tensors], Tensors]]]:
             lambda ours: numbered(ours) | {"verifier_norm.weight": torch.ones(D)},
         ),
         "speculators, EAGLE-3.1": (
-            with_layer(SPECULATORS3, **two) | FLAGS | spec31,
-            THREE | THETA | spec31 | two,
-            numbered,
+            with_layer(SPECULATORS3, attention_bias=True, **two) | FLAGS | spec31,
+            THREE | THETA | spec31 | two | {"qkv_bias": True},
+            lambda ours: numbered(ours) | biases,
         ),
     }
 

@@ -89,19 +89,6 @@ def test_all_sessions_read_the_files_of_all_processes(tmp_path):
         Run(tmp_path, {})
 
 
-@pytest.mark.parametrize("line", ["5", '{"question_id": '])
-def test_a_damaged_line_is_named(tmp_path, line):
-    """And nothing of the file is lost. Bug held down: TypeError and KeyError of the reader."""
-    write_run(tmp_path)
-    one, other = (json.dumps(row(n, **S1)) for n in (1, 2))
-    path = tmp_path / "records/plain.jsonl"
-    path.write_text(f"{one}\n{line}\n{other}\n")
-    before = path.read_bytes()
-    with pytest.raises(BadInput, match="plain.jsonl, line 2 "):
-        Run(tmp_path, {})
-    assert path.read_bytes() == before
-
-
 def test_records_of_which_run_json_does_not_tell_are_refused(tmp_path):
     """It is gone, or an older copy of it is there. Bug held down: the run went on under other
     settings, and its report told of one of them."""

@@ -30,6 +30,7 @@ from head_files import (
     weights,
 )
 from safetensors.torch import load_file, save_file
+from tiny_folder import Touch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -206,12 +207,6 @@ DOWN = "midlayer.mlp.down_proj.weight"
         ({"num_hidden_layers": 2}, {}, 'missing "layers.1.'),
         ({"norm_before_fc": True}, {}, 'missing "input_norm.weight"'),
         ({"embed_requires_grad": True}, {}, 'missing "embed_tokens.weight"'),
-        # of another width than the target, whose embedding it cannot read
-        (
-            {"target_hidden_size": D + 1},
-            {"fc.weight": torch.ones(D, 3 * D + 3)},
-            'missing "embed_tokens.weight"',
-        ),
         # bugs held down: these loaded and changed nothing, or were Llama-7B's sizes, or a KeyError
         ({"layer_types": ["chunked_attention"]}, {}, "chunked_attention in layer_types"),
         (
@@ -231,7 +226,6 @@ DOWN = "midlayer.mlp.down_proj.weight"
         ({}, {DOWN: torch.ones(D, 37, dtype=torch.int8)}, f"{DOWN} has dtype"),
         ({}, {"lm_head.weight": torch.zeros(R, D)}, "lm_head.weight is all zeros"),
         ({}, {"d2t": D2T + 1}, "d2t does not lead to ascending"),
-        ({}, {"d2t": D2T.flip(0)}, "d2t does not lead to ascending"),
         ({}, {"t2d": torch.arange(V) < R}, "t2d marks 11 tokens"),
         # bugs held down: these loaded, and drafted the first tokens or none
         ({}, {"d2t": 0 * D2T, "t2d": None}, "d2t is all zeros, and was never filled in"),
@@ -258,38 +252,27 @@ def test_shards_that_an_index_names_are_one_head(tmp_path, kind):
     """Bug held down: such a head was called absent, cut off or broken. Its digests are of all its
     files."""
     tensors, name = weights(**THREE), "model" if kind == "safetensors" else "pytorch_model"
-    folder, files = save(tmp_path / "shards", SPECFORGE, {}), {}
-    (folder / "model.safetensors").unlink()
+    (save(tmp_path, SPECFORGE, {}) / "model.safetensors").unlink()
+    files = {}
     for number in (0, 1):
         part = dict([*tensors.items()][number::2])
-        file = folder / f"{name}-0000{number + 1}-of-00002.{kind}"
+        file = tmp_path / f"{name}-0000{number + 1}-of-00002.{kind}"
         torch.save(part, file) if kind == "bin" else save_file(part, file)
         files |= dict.fromkeys(part, file.name)
-    index = folder / f"{name}.{kind}.index.json"
+    index = tmp_path / f"{name}.{kind}.index.json"
     index.write_text(json.dumps({"weight_map": files}))
-    assert_same_tensors(read_head(folder, TargetShape())[0].state_dict(), tensors)
+    assert_same_tensors(read_head(tmp_path, TargetShape())[0].state_dict(), tensors)
     held = {"config.json", index.name, *files.values()}
-    assert head_digests(str(folder)).keys() == {f"head/{name}" for name in held}
+    assert head_digests(str(tmp_path)).keys() == {f"head/{name}" for name in held}
     index.write_text(json.dumps({"weight_map": files | {"fc.weight": files["norm.weight"]}}))
     with pytest.raises(BadInput, match=f"cannot read .*{files['norm.weight']}"):
-        read_head(folder)
-    (folder / files["norm.weight"]).unlink()
+        read_head(tmp_path)
+    (tmp_path / files["norm.weight"]).unlink()
     with pytest.raises(BadInput, match=f"{files['norm.weight']}: it is absent"):
-        read_head(folder)
-    for text, told in (("{}", f"{index.name}: it is cut off"), ("", r"no model\.safetensors in")):
-        index.write_text(text) if text else index.unlink()
-        with pytest.raises(BadInput, match=told):
-            read_head(folder)
-
-
-class Touch:
-    """Unpickling it makes a file: the code that a hostile checkpoint would run."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
+        read_head(tmp_path)
+    index.write_text("{}")
+    with pytest.raises(BadInput, match=f"{index.name}: it is cut off"):
+        read_head(tmp_path)
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path):
