@@ -218,21 +218,22 @@ def test_changed_code_goes_on_and_is_told(call, models, tmp_path, monkeypatch):
 
 @pytest.mark.embedded
 @pytest.mark.parametrize(
-    "script",
+    ("script", "arms"),
     [
-        "mt_bench",
-        pytest.param("mt_bench_vicuna7b", marks=pytest.mark.slow),
-        pytest.param("mt_bench_llama3_8b", marks=pytest.mark.slow),
-        "mt_bench_llama31_8b_eagle3",
-        "speed_cpu",
+        # the first ends .ci/run
+        pytest.param("mt_bench", ["plain", "exact"], marks=pytest.mark.slow),
+        pytest.param("mt_bench_vicuna7b", ["plain", "exact"], marks=pytest.mark.slow),
+        pytest.param("mt_bench_llama3_8b", ["plain", "exact"], marks=pytest.mark.slow),
+        ("mt_bench_llama31_8b_eagle3", ["plain", "exact"]),
+        ("speed_cpu", ["plain", "exact"]),
+        pytest.param("speed_cpu", ["plain", "generate_compiled"], marks=pytest.mark.slow),
     ],
 )
-def test_scripts_run(models, tmp_path, script):
-    """Each script sets up and runs its command from any directory; here on the tiny model.
-    generate_compiled compiles."""
-    options = [*bench_options(models, tmp_path), "--questions", 1]
+def test_scripts_run(models, tmp_path, script, arms):
+    """Each script sets up and runs its command from any directory; here on the tiny model."""
+    options = [*bench_options(models, tmp_path), "--questions", 1, "--arms", *arms]
     if script == "speed_cpu":
-        options += ["--context", 40, "--arms", "plain", "generate_compiled"]
+        options += ["--context", 40]
     command = ["bash", str(ROOT / "scripts" / f"{script}.sh"), *map(str, options)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
