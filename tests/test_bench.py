@@ -187,21 +187,6 @@ def test_a_run_is_continued_as_it_was_only(call, models, tmp_path):
     assert "tokens/round" in call(BENCH, *options)
 
 
-@pytest.mark.parametrize("command", ["mt_bench", "calibrate", "replay"])
-def test_a_question_that_no_budget_makes_room_for_is_named(call, models, tmp_path, command):
-    """With what can be done. Bug held down: it was to lower --max_new_tokens, which cannot help, or
-    the question was not named at all."""
-    long = {"question_id": "L", "category": "a", "turns": ["word " * 20_000]}
-    options = bench_options(models, tmp_path, [QUESTIONS[0], long])
-    if command == "replay":
-        options = ["--target", models[0], "--heads", models[1], "--texts", tmp_path / "texts"]
-        options += ["--question_file", tmp_path / "question.jsonl", "--output", tmp_path / "run"]
-    said = call(f"evaluate/{command}.py", *options, "--arms", "exact")
-    assert said.startswith("error: question 'L' alone takes ") and "2048 positions" in said
-    assert "shorten or leave out the question" in said and "max_new_tokens" not in said
-    assert not (tmp_path / "run" / "run.json").exists()
-
-
 def test_changed_code_goes_on_and_is_told(call, models, tmp_path, monkeypatch):
     """Where records are of several states. Bug held down: a rule edited to accept nothing went on
     reporting what it had won before."""

@@ -91,7 +91,7 @@ def test_the_examples_of_custom_generate_run(monkeypatch, tmp_path, capsys):
 
 
 def test_what_the_readme_shows_runs(monkeypatch, capsys):
-    """Its five lines, and example.py and bench.py, which a reader copies."""
+    """Its five lines, and example.py and bench.py, which a reader copies; with shorter answers."""
     monkeypatch.setattr(sys, "argv", ["", "1"])  # one question to bench.py
     readme = (ROOT / "README.md").read_text()
     (five_lines,) = re.findall(r"```python\n(import .*?)```", readme, re.DOTALL)
@@ -99,7 +99,7 @@ def test_what_the_readme_shows_runs(monkeypatch, capsys):
         five_lines,
         *((ROOT / name).read_text() for name in ("example.py", "bench.py")),
     ):
-        exec(program, {})
+        exec(program.replace("max_new_tokens=128", "max_new_tokens=32"), {})
     text = capsys.readouterr().out
     arms = re.findall(r"^(\S+):? +[0-9.]+ tokens/s", text, re.MULTILINE)
     assert arms[:4] == ["plain:", "exact@hybrid:", "fsd:0.3@hybrid:", "path:0.9@hybrid:"]

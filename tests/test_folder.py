@@ -10,18 +10,16 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from commands import full_disk, rows
 
-from eagle_fsd.cli import held_interrupt, run_command
+from eagle_fsd.cli import held_interrupt
 from eagle_fsd.config import BadInput
 from eagle_fsd.runs.folder import Processes, Run
 from eagle_fsd.runs.jsonl import write_file
 from eagle_fsd.runs.provenance import ROOT, describe_run, without_checkout
-from eagle_fsd.stats import mcnemar
 
 
 def row(question_id: int, **more) -> dict:
@@ -210,18 +208,6 @@ def test_no_path_of_the_checkout_is_published(monkeypatch):
 
 
 # --- the ends of a command ------------------------------------------------------------------------
-
-
-@dataclass
-class Asked:
-    pass
-
-
-def test_an_error_of_ours_keeps_its_traceback():
-    """A ValueError of the library is no fault of the user."""
-    with pytest.raises(ValueError) as error:
-        run_command(lambda options: mcnemar([1] * 3, [1] * 2), [Asked], [])
-    assert not isinstance(error.value, BadInput)
 
 
 @pytest.mark.parametrize(

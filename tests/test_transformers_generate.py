@@ -122,14 +122,6 @@ def test_what_a_call_did_is_told():
     assert first.tokens == whole  # an answer is its caller's to keep
 
 
-def test_a_dtype_that_this_processor_is_slow_in_is_told(monkeypatch, recwarn):
-    """Bug held down: exact was four times slower than `generate`, without a word."""
-    for has, said in (({"avx512_bf16": 1}, 0), ({}, 1)):
-        monkeypatch.setattr("torch.cpu.get_capabilities", lambda has=has: has)
-        new_tokens(tiny_model().bfloat16(), method(), max_new_tokens=3)
-        assert sum("dtype=torch.float32" in str(each.message) for each in recwarn) == said
-
-
 SAMPLED = {"do_sample": True}
 
 
