@@ -99,7 +99,7 @@ def test_what_the_readme_shows_runs(monkeypatch, capsys):
         five_lines,
         *((ROOT / name).read_text() for name in ("example.py", "bench.py")),
     ):
-        exec(program.replace("max_new_tokens=128", "max_new_tokens=32"), {})
+        exec(program.replace("max_new_tokens=128", "max_new_tokens=16"), {})
     text = capsys.readouterr().out
     arms = re.findall(r"^(\S+):? +[0-9.]+ tokens/s", text, re.MULTILINE)
     assert arms[:4] == ["plain:", "exact@hybrid:", "fsd:0.3@hybrid:", "path:0.9@hybrid:"]
