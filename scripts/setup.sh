@@ -26,20 +26,25 @@ if [[ "$(cat "$root/.venv/setup-stamp" 2>/dev/null)" != "$root "* ]]; then
     echo "set-up: a new environment in $root/.venv" >&2
     "$python" -m venv --clear "$root/.venv"
 fi
-pinned=("$root/pyproject.toml")
-for step in "" -tasks -test; do
+# one call of pip for all steps up to the wanted one: each builds the library anew
+steps=("" -tasks -test) pinned=("$root/pyproject.toml") stamps=() missing=
+for step in "${steps[@]}"; do
     requirements=$root/requirements$step.txt
-    stamp=$root/.venv/setup-stamp$step
     pinned+=("$requirements")
-    digest=$(cat "${pinned[@]}" | sha256sum)
-    if [ "$(cat "$stamp" 2>/dev/null)" != "$root $digest" ]; then
-        # Python compiles what is imported when it is; all of torch and transformers takes a minute
-        echo "set-up: eagle_fsd${step:+[${step#-}]} into $root/.venv (minutes, once)" >&2
-        "$root/.venv/bin/python" -m pip install --quiet --no-compile -c "$requirements" -e "$root${step:+[${step#-}]}"
-        echo "$root $digest" >"$stamp"
-    fi
+    stamp="$root $(cat "${pinned[@]}" | sha256sum)"
+    stamps+=("$stamp")
+    if [ "$(cat "$root/.venv/setup-stamp$step" 2>/dev/null)" != "$stamp" ]; then missing=1; fi
     if [ "$step" = "$wanted" ]; then break; fi
 done
+if [ -n "$missing" ]; then
+    # Python compiles what is imported when it is; all of torch and transformers takes a minute
+    extra=${wanted:+[${wanted#-}]}
+    echo "set-up: eagle_fsd$extra into $root/.venv (minutes, once)" >&2
+    "$root/.venv/bin/python" -m pip install --quiet --no-compile -c "$requirements" -e "$root$extra"
+    for number in "${!stamps[@]}"; do
+        echo "${stamps[number]}" >"$root/.venv/setup-stamp${steps[number]}"
+    done
+fi
 "$root/.venv/bin/python" - <<'PY'
 from eagle_fsd.models.assets import EMBEDDED_ASSET, asset_dir
 

@@ -7,6 +7,7 @@ keys and values.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,7 +17,6 @@ from eagle_fsd.heads.draft_head import build_head
 from eagle_fsd.heads.head_config import HeadConfig
 
 AUX = "eagle_aux_hidden_state_layer_ids"
-FREQUENCIES = "layers.0.self_attn.rotary_emb.inv_freq"
 D, V, R = 24, 41, 11
 WIDE = 36  # hidden size of a target whose head has D
 SIZES = {
@@ -27,6 +27,7 @@ SIZES = {
     "vocab_size": V,
 }
 TOKENS = torch.tensor([1, 2, 5, 7, 8, 13, 20, 21, 30, 39, 40])  # the draft vocabulary
+D2T = TOKENS - torch.arange(R)
 Tensors = dict[str, torch.Tensor]
 
 
@@ -43,20 +44,14 @@ class TargetShape:
 
 
 def weights(**fields) -> Tensors:
-    """Random ones of a head of SIZES and these fields of HeadConfig. That they have upstream's
-    names is what the reference relies on."""
+    """Random ones of a head of SIZES and these fields of HeadConfig, over TOKENS. That they have
+    upstream's names is what the reference relies on."""
     head, generator = build_head(HeadConfig(**SIZES | fields)), torch.Generator().manual_seed(0)
+    drafted = {"d2t": D2T, "t2d": torch.zeros(V, dtype=torch.bool).index_fill(0, TOKENS, True)}
     return {
         key: torch.randn(tensor.shape, generator=generator) * (1.5 / tensor.shape[-1] ** 0.5)
         for key, tensor in head.named_parameters()
-    } | {key: vocabulary()[key] for key, _ in head.named_buffers()}
-
-
-def vocabulary() -> Tensors:
-    """d2t and t2d of TOKENS."""
-    marked = torch.zeros(V, dtype=torch.bool)
-    marked[TOKENS] = True
-    return {"d2t": TOKENS - torch.arange(R), "t2d": marked}
+    } | {key: drafted[key] for key, _ in head.named_buffers()}
 
 
 def renamed(tensors: Tensors, prefixes: dict[str, str]) -> Tensors:
@@ -119,30 +114,18 @@ def with_layer(config: dict, **changes) -> dict:
     return config | {"transformer_layer_config": config["transformer_layer_config"] | changes}
 
 
-Published = tuple[dict, Tensors, Tensors, dict]
-
-
-def published() -> dict[str, Published]:
-    """(config.json, weights, the same weights by upstream's names, fields of HeadConfig that differ
-    from SIZES), by a name that begins with the layout's."""
-    heads = {}
-    for name, (values, fields, *theirs) in _published().items():
-        ours = weights(**fields)
-        heads[name] = values, theirs[0](ours) if theirs else ours, ours, fields
-    return heads
-
-
 def numbered(ours: Tensors) -> Tensors:
     return renamed(ours, {"midlayer.": "layers.0."})
 
 
-def _published() -> dict[str, tuple]:
-    """(config.json, fields, and what of the weights by upstream's names makes the publisher's)."""
+def published() -> dict[str, tuple[dict, dict, Callable[[Tensors], Tensors]]]:
+    """(config.json, fields of HeadConfig that differ from SIZES, and what makes the publisher's of
+    the weights by upstream's names), by a name that begins with the layout's."""
     own, said, ids = {"own_embedding": True}, {"draft_vocab_size": R}, {"feature_layers": AUX_IDS}
     two, qwen2 = {"num_hidden_layers": 2}, {"qkv_bias": True, "bias": False}
     wide, no_aux = {"target_hidden_size": WIDE}, {"use_aux_hidden_state": False}
     # of 4 channels, rounded; a head with frequencies, as older files have them, was refused once
-    older = {FREQUENCIES: torch.tensor([1.0, 0.01]).half()}
+    older = {"layers.0.self_attn.rotary_emb.inv_freq": torch.tensor([1.0, 0.01]).half()}
     idle = {"d2t": torch.zeros(V, dtype=torch.int64), "t2d": torch.zeros(V, dtype=torch.bool)}
     outside = ("lm_head.weight", "d2t", "t2d")  # of NeMo's what has no "model." before it
     nemo = {"architectures": ["LlamaEagle3DraftModel"], "num_aux_hidden_states": 3}
@@ -153,90 +136,70 @@ def _published() -> dict[str, tuple]:
     biases = {"layers.0.self_attn.o_proj.bias": torch.zeros(D), "fc.bias": torch.zeros(D)}
     return {
         "upstream, EAGLE-2": (SIZES, own, lambda ours: ours | older),
-        "upstream, Qwen2": (SIZES | qwen2, qwen2),
-        "upstream, ours": (SIZES | said | {"head_type": "eagle"}, said),
-        # yuhuili/EAGLE3-LLaMA3.1-Instruct-8B
-        "upstream, EAGLE-3": (SIZES | said, THREE),
+        "upstream, ours": (SIZES | said | qwen2 | {"head_type": "eagle"}, said | qwen2, dict),
         "upstream, all tokens": (
             SIZES | {"draft_vocab_size": V},
             {"head_type": "eagle3"},
             lambda ours: ours | idle,
         ),
-        # nebius/EAGLE3-gpt-oss-20b
+        # nebius/EAGLE3-gpt-oss-20b; and yuhuili/EAGLE3-Vicuna1.3-13B's number of layers, the
+        # target's, where it has one
         "upstream, YaRN": (
-            SIZES | THETA | YARN | said | {"truncated_vocab_size": R},
+            SIZES | THETA | YARN | said | {"truncated_vocab_size": R, "num_hidden_layers": 40},
             THREE | THETA | YARN,
+            dict,
         ),
-        # yuhuili/EAGLE3-LLaMA3.3-Instruct-70B: another width than the target's
-        "upstream, another width": (SIZES | said | wide, THREE | wide | own),
-        # yuhuili/EAGLE3-Vicuna1.3-13B: the target's number of layers, and one layer
-        "upstream, 40 layers named": (SIZES | said | {"num_hidden_layers": 40}, THREE),
-        # AngelSlim/Qwen3-8B_eagle3
-        "specforge, AngelSlim": (
-            SPECFORGE | {"architectures": ["Eagle3LlamaForCausalLM"]} | THETA,
-            THREE | THETA | own,
-        ),
+        # yuhuili/EAGLE3-LLaMA3.3-Instruct-70B
+        "upstream, another width": (SIZES | said | wide, THREE | wide | own, dict),
         # NVIDIA-NeMo/Automodel
         "specforge, NeMo": (
-            SPECFORGE | nemo,
-            THREE | own,
+            SPECFORGE | THETA | nemo,
+            THREE | THETA | own,
             lambda ours: {
                 key if key in outside else f"model.{key}": tensor
                 for key, tensor in numbered(ours).items()
             },
         ),
         "specforge, ModelOpt": (
-            MODELOPT | THETA | LLAMA3,
-            THREE | THETA | LLAMA3 | ids,
-            lambda ours: without(ours, "t2d"),
-        ),
-        "specforge, ModelOpt of 2026": (
-            MODELOPT | two,
-            THREE | ids | two,
+            MODELOPT | THETA | LLAMA3 | two,
+            THREE | THETA | LLAMA3 | ids | two,
             lambda ours: without(numbered(ours), "t2d"),
         ),
-        # nvidia/Llama-4-Maverick-17B-128E-Eagle3: intermediate_size is an expert's there
+        # nvidia/Llama-4-Maverick-17B-128E-Eagle3, whose intermediate_size is an expert's; and the
+        # norm of nvidia/gpt-oss-120b-Eagle3-v3
         "specforge, Llama 4": (
-            MODELOPT | {"model_type": "llama4_text", "intermediate_size_mlp": 29},
-            THREE | ids | {"intermediate_size": 29},
+            MODELOPT | pre_fc | {"model_type": "llama4_text", "intermediate_size_mlp": 29},
+            THREE | ids | {"norm_before_fc": True, "intermediate_size": 29},
             lambda ours: {key.replace(".mlp.", ".feed_forward."): t for key, t in ours.items()},
         ),
-        # nvidia/gpt-oss-120b-Eagle3-v3 but for its layers
-        "specforge, norm before fc": (MODELOPT | pre_fc, THREE | ids | {"norm_before_fc": True}),
         # nvidia/gpt-oss-120b-Eagle3-short-context
         "specforge, last state": (
             MODELOPT | {"draft_vocab_size": None, "eagle_config": no_aux},
             {"head_type": "eagle3", "own_lm_head": False} | no_aux,
+            dict,
         ),
         # Dogacel/specdrift-gpt-oss-120b-eagle3
         "specforge, EAGLE-3.1": (
             SPECFORGE | eagle31 | {AUX: four},
             THREE | eagle31 | {"feature_layers": four},
+            dict,
         ),
         "speculators, EAGLE-1": (
             SPECULATORS | spec1 | {"architectures": ["EagleSpeculator"]},
             THETA | {"own_lm_head": True},
             lambda ours: renamed(ours, {"fc.": "fusion_fc.", "layers.0.": "transformer."}),
         ),
-        "speculators, biases": (
-            with_layer(SPECULATORS3, attention_bias=True),
-            THREE | THETA | {"qkv_bias": True},
-            lambda ours: numbered(ours) | biases,
-        ),
         "speculators, q and k normed": (
-            with_layer(SPECULATORS3, model_type="qwen3") | FLAGS | {AUX: AUX_IDS},
-            THREE | THETA | ids | {"qk_norm": True},
+            with_layer(SPECULATORS3, model_type="qwen3")
+            | FLAGS
+            | {AUX: AUX_IDS, "embed_requires_grad": True},
+            THREE | THETA | ids | own | {"qk_norm": True},
             lambda ours: numbered(ours) | {"verifier_norm.weight": torch.ones(D)},
         ),
         "speculators, EAGLE-3.1": (
-            with_layer(SPECULATORS3, **two) | FLAGS | spec31,
-            THREE | THETA | spec31 | two,
-            numbered,
-        ),
-        "speculators, its own embedding": (
-            SPECULATORS3 | FLAGS | {"embed_requires_grad": True},
-            THREE | THETA | own,
-            numbered,
+            with_layer(SPECULATORS3, attention_bias=True, **two) | FLAGS | spec31,
+            THREE | THETA | spec31 | two | {"qkv_bias": True},
+            lambda ours: numbered(ours) | biases,
         ),
     }
 

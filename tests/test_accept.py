@@ -305,6 +305,7 @@ def test_no_repeat_looks_at_the_answer_and_the_drafts_above():
     assert taken([1, 2, 3, 1, 2], 4) == [3, 5] and taken([1, 2, 3, 1, 2], 3) == [4, 5]
     assert taken([2, 3, 5, 1, 2], 3) == [3, 6] and taken([2, 4, 2, 3, 2], 2) == []
     assert taken([2], 9) == [3, 5] and taken([3, 4, 2], 1) == [] and taken([4, 6, 2], 1) == [3, 5]
+    assert taken([3, 3], 2) == [4, 5]  # two of a gram may overlap
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

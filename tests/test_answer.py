@@ -103,21 +103,6 @@ def command_options(models, *more: object) -> list[str]:
     return [*map(str, options), *map(str, more)]
 
 
-def test_a_terminal_shows_fuzzy_tokens_in_color(model, models, capsys, monkeypatch):
-    """Forced here; the text is the same without the color, and a pipe gets none. --show marks them,
-    and the borders of rounds, in a pipe too."""
-    made = eagle_fsd.generate(model, PROMPT, arm=ARM, max_new_tokens=TOKENS)
-
-    def shown(*more: str) -> str:
-        answer.main(command_options(models, *more))
-        return capsys.readouterr().out.removesuffix("\n")
-
-    assert (shown(), shown("--show")) == (made.text, made.marked())
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert shown() == made.marked(answer.COLORS, "")
-    assert shown("--show") == made.marked(answer.COLORS, answer.BORDER)
-
-
 def test_the_page_of_an_answer_holds_the_trees_of_its_rounds(model, models, capsys, tmp_path):
     """With every draft, those that were accepted, and which tokens are fuzzy; the page is the
     report's, and a prompt that closes its script stays text."""

@@ -131,13 +131,13 @@ def test_drawn_values(place, monkeypatch, command):
     parser = HfArgumentParser(kinds)
     names = st.sampled_from(sorted({field.name for kind in kinds for field in fields(kind)}))
 
-    @settings(derandomize=True, deadline=None, database=None, max_examples=300)
+    @settings(derandomize=True, deadline=None, database=None, max_examples=60)
     @given(names, VALUES | st.sampled_from(EXTREME))
     def parsed(name: str, value: str) -> None:
         with contextlib.suppress(BadInput, SystemExit):
             parse(parser, [*fixed, f"--{name}={value}"])
 
-    @settings(derandomize=True, deadline=None, database=None, max_examples=15)
+    @settings(derandomize=True, deadline=None, database=None, max_examples=4)
     @given(names, VALUES | st.sampled_from(EXTREME))
     def ended(name: str, value: str) -> None:
         end_of(file, [*fixed, *NOWHERE.get(file, [])], [f"--{name}={value}"])

@@ -24,7 +24,6 @@ from head_files import (
 from safetensors.torch import load_file
 from tiny import tiny_head
 from tiny_folder import write_random_head, write_target
-from tiny_mtp import write_mtp_target
 from training_runs import convert
 
 from eagle_fsd.heads.files import read_head, write_head
@@ -56,8 +55,6 @@ def test_another_layout_becomes_ours(tmp_path, capsys):
             {"num_hidden_layers": 2, "qk_norm": True},
             "of q and k; it has 2 layers, not one",
         ),
-        ("llama.cpp", {"use_aux_hidden_state": False}, "it has 1 fused hidden states, not three"),
-        ("llama.cpp", {"fc_norm": True, "norm_output": True}, "a norm for each fused hidden state"),
         ("vllm", {"qkv_bias": True}, "it has biases of q, k and v"),
     ],
 )
@@ -176,14 +173,3 @@ def test_everything_that_is_wrong_is_named(tmp_path, capsys):
         f"the shape for {down}: is (37, 24), must be (24, 37)",
         "norm.weight is NaN or infinite",
     ]
-
-
-def test_mtp_layers_have_a_page(tmp_path, capsys):
-    """Of a checkpoint's own; no EAGLE layout takes it."""
-    folder = write_mtp_target(tmp_path / "target", "glm4_moe").folder
-    lines, faults = check(capsys, "mtp,own=raw", folder)
-    assert lines["wrong"] == ["nothing found"] and not faults
-    assert lines["head"] == ["MTP of a checkpoint of type glm4_moe"]
-    assert lines["reads"][0].endswith("after its final norm; then its own, before its final norm")
-    with pytest.raises(SystemExit, match="which no EAGLE layout has a place for"):
-        convert("--head", f"mtp:{folder}", "--output", tmp_path / "eagle")

@@ -1,8 +1,6 @@
 """The embedded target with the shipped head: what the tiny models cannot show."""
 
-import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -13,8 +11,8 @@ from commands import ROOT
 import eagle_fsd
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.evaluation.questions import read_questions, spread
-from eagle_fsd.models.assets import EMBEDDED_ASSET, asset_dir
-from eagle_fsd.models.load import SHIPPED_HEAD, load_target_config
+from eagle_fsd.models.assets import asset_dir
+from eagle_fsd.models.load import SHIPPED_HEAD
 
 pytestmark = pytest.mark.embedded
 
@@ -68,7 +66,7 @@ def test_the_examples_of_custom_generate_run(monkeypatch, tmp_path, capsys):
 
 
 def test_what_the_readme_shows_runs(monkeypatch, capsys):
-    """Its five lines, and example.py and bench.py, which a reader copies."""
+    """Its five lines, and example.py and bench.py, which a reader copies; with shorter answers."""
     monkeypatch.setattr(sys, "argv", ["", "1"])  # one question to bench.py
     readme = (ROOT / "README.md").read_text()
     (five_lines,) = re.findall(r"```python\n(import .*?)```", readme, re.DOTALL)
@@ -76,46 +74,12 @@ def test_what_the_readme_shows_runs(monkeypatch, capsys):
         five_lines,
         *((ROOT / name).read_text() for name in ("example.py", "bench.py")),
     ):
-        exec(program, {})
+        exec(program.replace("max_new_tokens=128", "max_new_tokens=16"), {})
     text = capsys.readouterr().out
     arms = re.findall(r"^(\S+):? +[0-9.]+ tokens/s", text, re.MULTILINE)
     assert arms[:4] == ["plain:", "exact@hybrid:", "fsd:0.3@hybrid:", "path:0.9@hybrid:"]
     assert arms[4:] == ["plain", "exact", *(arm.rstrip(":") for arm in arms[1:4])]
     assert "Photosynthesis is a vital" in text and "|" in text
-
-
-def test_the_number_of_questions_to_bench_is_checked_before_a_model_loads():
-    for given in ("many", "0", "81"):
-        ended = subprocess.run(
-            [sys.executable, ROOT / "bench.py", given], capture_output=True, text=True
-        )
-        assert ended.returncode and "Traceback" not in ended.stderr
-        assert f"questions from 1 to 80, got '{given}'" in ended.stderr
-
-
-def test_random_weights_may_have_the_embedded_targets_shape():
-    """As is told where a target is unknown. Bug held down: it was asked of the hub."""
-    for name in ("smollm2", "random:smollm2"):
-        assert load_target_config(name).num_hidden_layers == 30
-
-
-@pytest.mark.slow
-def test_every_process_of_a_launcher_can_prepare_the_target(tmp_path):
-    """Bug held down: transformers' save_pretrained writes nothing in any process of a group but its
-    first, so that the cache of a fresh machine was left without weights for good."""
-    code = (
-        "import torch.distributed as dist\n"
-        "from torch.testing._internal.distributed.fake_pg import FakeStore\n"
-        "from eagle_fsd.models.assets import EMBEDDED_ASSET, asset_dir\n"
-        "dist.init_process_group('fake', rank=1, world_size=2, store=FakeStore())\n"
-        "asset_dir(EMBEDDED_ASSET)\n"
-    )
-    environment = os.environ | {"EAGLE_FSD_CACHE": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, check=True)
-    held, made = asset_dir(EMBEDDED_ASSET), tmp_path / EMBEDDED_ASSET
-    assert {path.name for path in made.iterdir()} == {path.name for path in held.iterdir()}
-    for name in ("config.json", "model.safetensors"):
-        assert (made / name).read_bytes() == (held / name).read_bytes()
 
 
 def test_shipped_head_drafts_well(model):

@@ -10,18 +10,16 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from commands import full_disk, rows
 
-from eagle_fsd.cli import held_interrupt, run_command
+from eagle_fsd.cli import held_interrupt
 from eagle_fsd.config import BadInput
 from eagle_fsd.runs.folder import Processes, Run
 from eagle_fsd.runs.jsonl import write_file
 from eagle_fsd.runs.provenance import ROOT, describe_run, without_checkout
-from eagle_fsd.stats import mcnemar
 
 
 def row(question_id: int, **more) -> dict:
@@ -87,19 +85,6 @@ def test_all_sessions_read_the_files_of_all_processes(tmp_path):
     assert rows(tmp_path / "records/process2/a_0.5.jsonl") == [row(1, **S1), row(16, **S1)]
     with pytest.raises(BadInput, match="another command is writing"):
         Run(tmp_path, {})
-
-
-@pytest.mark.parametrize("line", ["5", '{"question_id": '])
-def test_a_damaged_line_is_named(tmp_path, line):
-    """And nothing of the file is lost. Bug held down: TypeError and KeyError of the reader."""
-    write_run(tmp_path)
-    one, other = (json.dumps(row(n, **S1)) for n in (1, 2))
-    path = tmp_path / "records/plain.jsonl"
-    path.write_text(f"{one}\n{line}\n{other}\n")
-    before = path.read_bytes()
-    with pytest.raises(BadInput, match="plain.jsonl, line 2 "):
-        Run(tmp_path, {})
-    assert path.read_bytes() == before
 
 
 def test_records_of_which_run_json_does_not_tell_are_refused(tmp_path):
@@ -223,18 +208,6 @@ def test_no_path_of_the_checkout_is_published(monkeypatch):
 
 
 # --- the ends of a command ------------------------------------------------------------------------
-
-
-@dataclass
-class Asked:
-    pass
-
-
-def test_an_error_of_ours_keeps_its_traceback():
-    """A ValueError of the library is no fault of the user."""
-    with pytest.raises(ValueError) as error:
-        run_command(lambda options: mcnemar([1] * 3, [1] * 2), [Asked], [])
-    assert not isinstance(error.value, BadInput)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from eagle_fsd.config import BadInput, step_of_setup
 from eagle_fsd.drafters.settings import DRAFTERS
 from eagle_fsd.families import TESTED_FAMILIES
 from eagle_fsd.recurrent.kinds import FAMILIES as RECURRENT_FAMILIES
@@ -143,12 +145,62 @@ def test_the_core_names_no_rule_drafter_or_family():
                 assert not words & names, (path.name, node.lineno, words & names)
 
 
-def test_what_answers_help_needs_no_torch():
-    """A reader of JSON lines, and what the commands of train/ import before their options are read.
-    Bug held down: `--help` took four seconds of CPU for one type's name."""
-    for module in ("runs.jsonl", "training.prompts", "training.recipe"):
-        for name in closure(f"eagle_fsd.{module}"):
-            assert "import torch" not in FILES[name].read_text(), name
+def packages_of(nodes: Iterable[ast.AST]) -> set[str]:
+    """What of others these statements import, by the first part of its name."""
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
+
+
+# the packages that rules and arms are used without, where there is another transformers or none
+ALONE = "arms rules rules.guards drafters.settings"
+ALONE += " decoding.columns decoding.divergence decoding.verified decoding.acceptance"
+
+
+@pytest.mark.parametrize(
+    ("package", "names"),
+    [
+        # a reader of JSON lines, and what commands of train/ import before their options are read;
+        # bug held down: `--help` took four seconds of CPU for one type's name
+        ("torch", "runs.jsonl training.prompts training.recipe"),
+        ("transformers", ALONE),
+    ],
+)
+def test_what_is_loaded_without(package, names):
+    waiting, loaded = [f"eagle_fsd.{name}" for name in names.split()], set()
+    while waiting:  # a module loads the packages that it is in, too
+        if (module := waiting.pop()) in FILES and module not in loaded:
+            loaded.add(module)
+            waiting += [*LOADS[module], module.rpartition(".")[0]]
+    for module in loaded:
+        assert package not in packages_of(top_statements(FILES[module], for_types=False)), module
+
+
+def test_what_only_the_tasks_need_is_imported_where_they_are_run():
+    """Benchmark and report run without what requirements-tasks.txt adds: it is imported within
+    functions, or by files that they never load, and always where one that is missing is told with
+    the line that installs it (but for the model that lm-eval itself loads)."""
+    tasks = {"openai", "lm_eval", "datasets", "if_verifiable", "immutabledict", "langdetect"}
+    tasks |= {"nltk", "pandas", "pyarrow"}
+    root, found = LIBRARY.parent, set()
+    for path in [*FILES.values(), *(root / "evaluate").glob("*.py"), *(root / "train").glob("*")]:
+        if path.suffix != ".py" or path.name == "harness_model.py":
+            continue
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        told = [n for n in nodes if isinstance(n, ast.With) and "step_of_setup" in ast.unparse(n)]
+        allowed = {id(below) for node in told for below in node.body}
+        for node in nodes:
+            if isinstance(node, ast.Import | ast.ImportFrom) and packages_of([node]) & tasks:
+                assert id(node) in allowed, (path.name, node.lineno)
+                found.add(path.name)
+        if packages_of(top_statements(path, for_types=False)) & tasks:
+            assert path.parent.name == "tasks", path
+        if path.name in ("mt_bench.py", "report.py", "replay.py", "speed.py"):
+            assert "eagle_fsd.tasks" not in "".join(imported_by(nodes)), path
+    assert {"judge.py", "scorers.py"} <= found
+    told = r"absent.*: scripts/setup.sh tasks installs it into .*'eagle_fsd\[tasks\]'"
+    with pytest.raises(BadInput, match=told), step_of_setup("tasks"):
+        import_module("absent")
 
 
 def test_dir_lists_what_is_imported_when_asked_for():
@@ -165,13 +217,3 @@ def test_dir_lists_what_is_imported_when_asked_for():
 def test_no_two_files_of_one_name():
     names = Counter(path.stem for path in FILES.values() if path.stem != "__init__")
     assert not [name for name, count in names.items() if count > 1]
-
-
-@pytest.mark.processes
-def test_rules_and_arms_need_no_transformers():
-    """They are used where there is another one; a drafter's own file may need it, once built."""
-    names = "arms rules rules.guards drafters.settings"
-    names += " decoding.columns decoding.divergence decoding.verified decoding.acceptance"
-    modules = ", ".join(f"eagle_fsd.{name}" for name in names.split())
-    program = f"import sys; sys.modules['transformers'] = None; import {modules}"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=LIBRARY.parent)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import FAMILIES, prompt_tokens, random_model
-from tiny_folder import write_target
+from tiny_folder import Touch, write_target
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from eagle_fsd.api import generate, load
@@ -109,16 +109,6 @@ def pickle_weights(folder: Path, **further: object) -> None:
     """The target's weights as a pickle, with these."""
     torch.save(load_file(folder / "model.safetensors") | further, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-
-
-class Touch:
-    """Unpickling it makes a file: the code that a hostile checkpoint would run."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
 
 
 DOWN = "model.layers.1.mlp.down_proj.weight"

@@ -37,6 +37,7 @@ DRAFTERS = ["noisy", "eagle:15x5x4", "eagle:5x5x1", "eagle:7x3x4,sample=1", "ngr
 DRAFTERS += ["eagle:12x4x4,keep=0.02,deepen=0.2", "hybrid:12x4x4,keep=0.02,recycle=8"]
 DRAFTERS += ["language_model", "language_model:23x6x3"]
 ASKED = [(2, 0.0), (30, 0.0), (13, 0.7)]  # lengths of prompts, and temperatures
+NEW = 12  # tokens of an answer
 
 
 def cases(fast: tuple[str, ...], quick: tuple[str, ...]) -> list:
@@ -72,7 +73,7 @@ def test_the_families_are_those_that_are_said_to_be_tested():
 def test_tree_logits_are_those_of_each_path_alone(family, way):
     """Features too; of prefixes shorter than a window and a convolution, of their size and longer,
     and of trees deeper than them."""
-    target, rounds = target_of(family, way), [(1, 13), (WINDOW, 13), (5, 60), (3 * WINDOW + 2, 13)]
+    target, rounds = target_of(family, way), [(1, 13), (WINDOW, 13), (5, 30), (3 * WINDOW + 2, 13)]
     for seed, (length, size) in enumerate(rounds):
         error = largest_error(target, prompt_tokens(length), random_tree(seed, size=size))
         assert error < close_of(target)
@@ -104,7 +105,7 @@ def test_cache_after_commit_is_a_fresh_prefill(family, way):
 
 @cache
 def plain(family: str, way: str, length: int, temperature: float) -> list[int]:
-    settings = {"temperature": temperature, "seed": 7}
+    settings = {"temperature": temperature, "seed": 7, "budget": NEW}
     return run(target_of(family, way), RootDrafter(), prompt_tokens(length), **settings).tokens
 
 
@@ -113,14 +114,14 @@ def assert_exact_is_plain(family: str, way: str, name: str) -> None:
     drafter = drafter_of(name, target)
     for length, temperature in ASKED:
         want, prompt = plain(family, way, length, temperature), prompt_tokens(length)
-        got = run(target, drafter, prompt, temperature=temperature, seed=7)
-        assert got.fuzzy_share == 0 and got.finish == "length" and len(got.tokens) == 24
+        got = run(target, drafter, prompt, temperature=temperature, seed=7, budget=NEW)
+        assert got.fuzzy_share == 0 and got.finish == "length" and len(got.tokens) == NEW
         if temperature:
             assert got.tokens == want
         else:
             assert_same(target, prompt, got.tokens, want)
         accepted += sum(round_.accepted_drafts for round_ in got.rounds)
-    assert accepted > 10 or name != "noisy"
+    assert accepted > 5 or name != "noisy"
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -135,13 +136,13 @@ def test_plain_decoding_and_rows_of_a_batch_are_generate(family, way):
     """Rows begin, end and are moved beside each other, three at a time."""
     target, lengths = target_of(family, way), (2, 30, 5, 17, 1, 28)
     assert len(set(plain(family, way, 30, 0.0))) > 2
-    asked = [Request(prompt_tokens(n), 24 - i) for i, n in enumerate(lengths)]
+    asked = [Request(prompt_tokens(n), NEW - i) for i, n in enumerate(lengths)]
     assert len(list(complete(target, asked, batch_size=3))) == len(asked)
     for request in asked:
         want = by_generate(target, request.prompt, budget=request.max_new_tokens)
         assert_same(target, request.prompt, request.tokens, want)
     for length in lengths[:2]:
-        want = by_generate(target, prompt_tokens(length))
+        want = by_generate(target, prompt_tokens(length), budget=NEW)
         assert_same(target, prompt_tokens(length), plain(family, way, length, 0.0), want)
 
 

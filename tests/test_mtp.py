@@ -162,10 +162,6 @@ def change_tensors(folder, edit) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def replaced(key: str, change):
-    return lambda tensors: tensors | {key: change(tensors[key])}
-
-
 def assert_same_weights(head, other) -> None:
     one, two = head.state_dict(), other.state_dict()
     assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
@@ -191,24 +187,9 @@ def test_a_written_layer_loads_again(checkpoints, tmp_path, monkeypatch, name):
         assert head_digests(name) == head_digests(str(folder))
 
 
-def test_shards_and_another_checkpoint(checkpoints, tmp_path):
-    """Only the files that hold the layer are opened; `mtp:FOLDER` reads another checkpoint than the
-    target's, such as the one that a re-saved target lost its layer of."""
-    written = checkpoints("glm4_moe")
-    tensors = load_file(written.folder / "model.safetensors")
-    save_file({key: tensors[key] for key in written.keys}, tmp_path / "two.safetensors")
-    files = dict.fromkeys(written.keys, "two.safetensors") | {"model.norm.weight": "not there"}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-    config = load_target_config(str(written.folder))
-    one = load_head("mtp", config, target=str(written.folder))
-    assert_same_weights(one, load_head(f"mtp:{tmp_path}", config, target="elsewhere"))
-    assert head_digests(f"mtp:{written.folder}").keys() >= {"head/model.safetensors"}
-    assert head_digests("mtp,own=raw") == {}
-
-
-def test_a_multimodal_checkpoint(checkpoints, tmp_path):
-    """As Qwen3.5 is released: the text model inside, the MTP layer under the same keys. By name,
-    with arms of another shape and hybrid ones."""
+def test_a_multimodal_checkpoint_in_shards(checkpoints, tmp_path):
+    """As Qwen3.5 is released: the text model inside, the MTP layer under the same keys, and of the
+    files only those opened that hold it. By name, with arms of another shape and hybrid ones."""
     written = checkpoints("qwen3_5_text", 258)
     text = json.loads((written.folder / "config.json").read_text())
     eyes = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
@@ -216,14 +197,15 @@ def test_a_multimodal_checkpoint(checkpoints, tmp_path):
     config = AutoConfig.for_model("qwen3_5", text_config=text, vision_config=eyes)
     folder = shutil.copytree(written.folder, tmp_path / "whole")
     AutoModelForImageTextToText.from_config(config).float().save_pretrained(folder)
-    own = load_file(written.folder / "model.safetensors")
-    change_tensors(
-        folder,
-        lambda tensors: (
-            {k: own.get(k.replace("model.language_model.", "model."), tensors[k]) for k in tensors}
-            | {key: own[key] for key in written.keys}
-        ),
-    )
+    own, whole = (load_file(f / "model.safetensors") for f in (written.folder, folder))
+    whole = {k: own.get(k.replace("model.language_model.", "model."), whole[k]) for k in whole}
+    (folder / "model.safetensors").unlink()
+    parts = {"one.safetensors": whole, "two.safetensors": {key: own[key] for key in written.keys}}
+    for name, tensors in parts.items():
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+    index = {key: name for name, tensors in parts.items() for key in tensors}
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps({"metadata": {}, "weight_map": index}))
     given = {"head": "mtp", "dtype": "float32", "tree": "7x3x3"}
     models = [eagle_fsd.load(str(each), **given) for each in (written.folder, folder)]
     ask = partial(eagle_fsd.generate, prompt="What is it?", max_new_tokens=24)
@@ -231,6 +213,12 @@ def test_a_multimodal_checkpoint(checkpoints, tmp_path):
     for arm in ("exact@mtp", "exact@mtp:15x4x6", "exact@hybrid:9x3x3"):
         assert all(ask(model, arm=arm).tokens == plain for model in models)
     assert_same_weights(*(model.drafter.head for model in models))
+    (folder / "one.safetensors").unlink()
+    config = load_target_config(str(written.folder))
+    one = load_head("mtp", config, target=str(written.folder))
+    assert_same_weights(one, load_head(f"mtp:{folder}", config, target="elsewhere"))
+    assert head_digests(f"mtp:{folder}").keys() >= {"head/two.safetensors"}
+    assert head_digests("mtp,own=raw") == {}
 
 
 def test_a_readout_of_its_own(checkpoints, tmp_path):
@@ -246,7 +234,7 @@ def test_a_readout_of_its_own(checkpoints, tmp_path):
     )
     head = load_head("mtp", config, target=str(folder))
     assert head.lm_head is None and head.dtype == torch.bfloat16
-    change_tensors(folder, replaced(key, lambda t: t * 2))
+    change_tensors(folder, lambda ts: ts | {key: ts[key] * 2})
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     head = load_head("mtp", config, target=str(folder))
@@ -258,21 +246,26 @@ def test_a_readout_of_its_own(checkpoints, tmp_path):
 # --- bad input ------------------------------------------------------------------------------------
 
 
-def test_several_layers(checkpoints, tmp_path):
-    """Bug held down: one of two loaded without a word, and drafted every level. The target itself
-    loads, with any other drafter."""
-    folder = shutil.copytree(checkpoints("glm4_moe", 258).folder, tmp_path / "target")
+def test_what_no_layer_can_be_read_from(checkpoints, tmp_path):
+    """Several layers, of which one would draft every level without a word (bug held down); and a
+    model that transformers saved, whose classes leave the keys out, and which then drafts with one
+    from elsewhere. Further faults of tensors: test_published_heads.py."""
+    written = checkpoints("glm4_moe", 258)
+    folder = shutil.copytree(written.folder, tmp_path / "two")
     change_tensors(
         folder, lambda t: t | {key.replace("layers.3.", "layers.4."): t[key].clone() for key in t}
     )
     path = folder / "config.json"
-    values = json.loads(path.read_text())
-    (count,) = values.keys() & {"num_mtp_layers", "num_nextn_predict_layers"}
-    path.write_text(json.dumps(values | {count: 2}))
-    with pytest.raises(BadInput, match="holds 2 MTP layers.*: name another head"):
-        eagle_fsd.load(str(folder), head="mtp")
-    model = eagle_fsd.load(str(folder), head=None, dtype="float32")
-    assert eagle_fsd.generate(model, "What?", arm="plain", max_new_tokens=3).tokens
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_nextn_predict_layers": 2}))
+    saved = tmp_path / "saved"
+    AutoModelForCausalLM.from_pretrained(written.folder).save_pretrained(saved)
+    for target, told in ((folder, "holds 2 MTP layers.*: name another head"), (saved, "holds 0")):
+        config = load_target_config(str(target))
+        with pytest.raises(BadInput, match=told):
+            load_head("mtp", config, target=str(target))
+    assert load_head(f"mtp:{written.folder}", config, target=str(saved))
+    with pytest.raises(BadInput, match=r"is not mtp\[:FOLDER\] with feature or own"):
+        load_head("mtp,own=loud", config)
 
 
 def test_a_layer_of_another_family(checkpoints, tmp_path):
@@ -286,31 +279,3 @@ def test_a_layer_of_another_family(checkpoints, tmp_path):
     for refused in (partial(load_head, tmp_path), head.config.check_fits):
         with pytest.raises(BadInput, match="its model_type is glm4_moe, not qwen3_5_text"):
             refused(other)
-
-
-def test_what_no_layer_can_be_read_from(checkpoints, tmp_path):
-    """A garbled file, one of quantised weights, a target without files, a name with switches that
-    there are not; a model that transformers saved, whose classes leave the keys out, and then
-    drafts with one from elsewhere. Further faults of tensors: test_published_heads.py."""
-    written = checkpoints("qwen3_next", 258)
-    config, garbled = load_target_config(str(written.folder)), tmp_path / "garbled"
-    garbled.mkdir()
-    (garbled / "model.safetensors").write_bytes(b"no")
-    with pytest.raises(BadInput, match="cannot read .*safetensors: it is cut off"):
-        load_head(f"mtp:{garbled}", config)
-    quantised, key = shutil.copytree(written.folder, tmp_path / "quantised"), "mtp.fc.weight"
-    change_tensors(quantised, replaced(key, lambda t: t.to(torch.float8_e4m3fn)))
-    with pytest.raises(BadInput, match=f"{key} has dtype .* take the released files"):
-        eagle_fsd.load(str(quantised), head="mtp")
-    with pytest.raises(BadInput, match="lies in its safetensors files"):
-        load_head("mtp", config, target="random:llama-3.1-8b")
-    with pytest.raises(BadInput, match="'nobody/nothing' is no folder here"):
-        load_head("mtp:nobody/nothing", config)
-    for name in ("mtp,own=loud", "mtp,norm=raw"):
-        with pytest.raises(BadInput, match=r"is not mtp\[:FOLDER\] with feature or own"):
-            load_head(name, config)
-    saved = tmp_path / "saved"
-    AutoModelForCausalLM.from_pretrained(written.folder).save_pretrained(saved)
-    with pytest.raises(BadInput, match="holds 0 MTP layers.*transformers leaves it out when it sa"):
-        load_head("mtp", load_target_config(str(saved)), target=str(saved))
-    assert load_head(f"mtp:{written.folder}", load_target_config(str(saved)), target=str(saved))

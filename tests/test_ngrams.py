@@ -14,7 +14,6 @@ from tiny import prompt_tokens, target_and_head, tiny_target
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
-from eagle_fsd.drafters import ngram as ngram_file
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.hybrid import BRANCH, HybridDrafter
 from eagle_fsd.drafters.ngram import DEEPEST, RECYCLED, NgramDrafter, NgramTable, sureness
@@ -76,17 +75,6 @@ def test_the_target_s_own_tokens_stand_behind_the_text_s():
     table.learn((8, 6), full)
     assert set(table.after((8, 6), 99)) >= set(full)
     assert 0.9 < sum(table.after((8, 6), 99).values()) < 1
-
-
-def test_the_oldest_n_grams_go(monkeypatch):
-    """What is kept is what was seen last, of text and of rows alike."""
-    bounded, whole = NgramTable(3, 0), NgramTable(3, 0)
-    for place, token in enumerate(prompt_tokens(80, vocab_size=9)):
-        for table, most in ((bounded, 23), (whole, 10**6)):
-            monkeypatch.setattr(ngram_file, "MAX_NGRAMS", most)
-            table.extend([token])
-            table.learn((token, place), (token,))
-    assert list(bounded._known) == list(whole._known)[-23:]
 
 
 # --- alone ----------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 from hand_records import HAND, NO_ROUNDS, made_run
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from eagle_fsd.evaluation.metrics import summarize
 from eagle_fsd.evaluation.plots import (
@@ -55,18 +54,6 @@ def test_the_legend_names_every_arm():
     # ids that one draws by reference would else be looked up in the other, which may be hidden
     ids, others = (set(re.findall(r'(?:href="|url\()#(\w+)', text)) for text in (svg, other))
     assert ids and others and not ids & others
-
-
-@pytest.mark.parametrize("across", [GAIN, SPEED])
-def test_no_text_lies_outside_of_the_figure(across):
-    """Bug held down: long names of arms were cut off at both ends of the legend."""
-    long = "path,no_repeat=0,ends=0@hybrid:15x4x6,keep=0.1,deepen=0.4"
-    rows = [row | {"line": f"runs/a_name: {long}{row['line']}"} for row in summarize(made_run(8))]
-    rows = [row | {"arm": row["line"]} for row in rows]
-    figure = draw_curves(rows, across)
-    FigureCanvasAgg(figure).draw()
-    drawn, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
-    assert 0 <= drawn.x0 and 0 <= drawn.y0 and drawn.x1 <= width and drawn.y1 <= height
 
 
 def test_captions_claim_what_is_drawn():

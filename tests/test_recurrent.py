@@ -4,14 +4,11 @@ states. Trees and answers of every family: test_matrix.py.
 Axes: N tree nodes, V vocabulary.
 """
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 from answers import TREES, assert_same, by_generate, drafter_of, run
 from reference_tree import largest_error, random_tree
-from tiny import prompt_tokens, tiny_head, tiny_target
+from tiny import prompt_tokens, tiny_target
 from tiny_recurrent import HYBRIDS, KINDS, hybrid_model, hybrid_target
 from transformers import AutoConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5
@@ -19,7 +16,6 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
-from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
 from eagle_fsd.engine.trial import check_target
 from eagle_fsd.families import check_supported
@@ -40,28 +36,6 @@ def test_long_answers_do_not_drift(family):
     for name in ("ngram", "hybrid:15x5x4"):
         got = run(target, drafter_of(name, target), prompt, budget=230).tokens
         assert_same(target, prompt, got, plain)
-
-
-def test_threads_with_models_of_one_family_do_not_see_each_other():
-    """Two decode at once while a third runs transformers' own generate over a stock model."""
-    models = [hybrid_model("qwen3_5_text", seed=seed) for seed in (0, 1, 2)]
-    targets = [Target(model) for model in models]
-    prompt, start = prompt_tokens(11), threading.Barrier(3)
-
-    def ours(target: Target) -> list[int]:
-        start.wait()
-        drafter = EagleDrafter(tiny_head(target), target, TREES[1])
-        return run(target, drafter, prompt, budget=40).tokens
-
-    def stock(target: Target) -> list[int]:
-        start.wait()
-        return by_generate(target, prompt, budget=40)
-
-    with ThreadPoolExecutor(3) as pool:
-        jobs = [pool.submit(*job) for job in zip((ours, ours, stock), targets, strict=True)]
-        got = [job.result() for job in jobs]
-    for target, tokens in zip(targets, got, strict=True):
-        assert_same(target, prompt, tokens, by_generate(target, prompt, budget=40))
 
 
 def test_transformers_functions_are_back_after_an_error():

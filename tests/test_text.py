@@ -1,5 +1,6 @@
 """Text in and out: chat templates to prompt tokens, JSON lines that survive a kill, questions."""
 
+import itertools
 import json
 
 import pytest
@@ -115,12 +116,12 @@ def test_what_is_not_repaired_stays(tmp_path):
     """A broken line in the middle is refused by number, for a person to look at. Without repair a
     torn line is left out: another process may be writing. Blank lines are no rows."""
     path, torn = tmp_path / "rows.jsonl", '{"id": 1}\n\n{"id": 2}'
-    broken = '{"id": 1}\n\n{"id": 2\n{"id": 3}\n'
-    path.write_text(broken)
-    for repair in (False, True):
+    for line, repair in itertools.product(('{"id": 2', "5"), (False, True)):
+        broken = f'{{"id": 1}}\n\n{line}\n{{"id": 3}}\n'
+        path.write_text(broken)
         with pytest.raises(BadInput, match=r"rows\.jsonl, line 3 "):
             read_lines(path, repair=repair)
-    assert path.read_text() == broken
+        assert path.read_text() == broken
     path.write_text(torn)
     warnings: list[str] = []
     assert read_lines(path, warn=warnings.append) == [{"id": 1}]

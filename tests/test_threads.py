@@ -11,7 +11,7 @@ import torch
 
 import eagle_fsd
 from eagle_fsd.engine.threads import choose_threads
-from eagle_fsd.timing import check_timing_alone, other_processes
+from eagle_fsd.timing import check_timing_alone
 
 
 @pytest.fixture
@@ -65,11 +65,3 @@ def test_a_busy_neighbour_is_told():
         finally:
             process.kill()
     assert "cores busy" in warnings[-1] and "idle" in warnings[-1]
-
-
-def test_this_process_is_not_another():
-    """Known by its id, or by being the only one where ids are the host's."""
-    assert other_processes([7], 7) == []
-    assert other_processes([7, 8, 9], 8) == [7, 9]
-    assert other_processes([4711], 7) == []
-    assert other_processes([4711, 4712], 7) == [4711, 4712]

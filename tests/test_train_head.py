@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
-from commands import change, load_command, write_rows
+from commands import change, write_rows
 from safetensors.torch import save_file
 from tiny import FAMILIES, random_model
 from tiny_folder import write_random_head, write_target
@@ -49,17 +48,6 @@ def test_writes_a_head_that_loads_and_has_learnt(unbroken, target):
     assert record["answer_tokens_seen"] == rows[-1]["tokens"]
     assert record["tree"] == "15x4x6" and record["tokens_per_round"] >= 1
     assert len(decode(unbroken, target).tokens) > 3
-
-
-def test_a_device_that_is_named_has_all_of_a_training(monkeypatch):
-    """Bug held down: where there is CUDA, --device cpu had its sizes and dtype, and the head."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    command = load_command("train/train_head.py")
-    named = command.TrainOptions(data=["d"], output="o", device="cpu")
-    assert (named.tokens_per_batch, named.dtype) == (2048, training_dtype("cpu"))
-    assert command.launched(named).device.type == "cpu"
-    assert command.TrainOptions(data=["d"], output="o").tokens_per_batch == 16384
 
 
 def test_options_do_what_they_say(unbroken, target, data, tmp_path, capfd):

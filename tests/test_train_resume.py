@@ -19,6 +19,8 @@ from training_runs import RECIPE, log_rows, refused, same, weights
 from training_runs import head_options as options
 from training_runs import train_head as main
 
+from eagle_fsd.runs.jsonl import write_json
+
 SCRIPT = str(ROOT / "train/train_head.py")
 # the command, which saves after every step
 SAVING = f"""
@@ -131,7 +133,10 @@ def test_interrupted_it_saves_and_goes_on(unbroken, target, data, tmp_path, capf
         log.write('{"step": 20, "session": "1"}\n{"step":')
     told = refused(*arguments, "--seed", "3")
     assert "seed" in told and "3" in told
+    progress = json.loads((output / "progress.json").read_text())
+    write_json(output / "progress.json", progress | {"seconds": 1000.0})
     main(arguments)
+    assert json.loads((output / "progress.json").read_text())["seconds"] > 1000  # what was used
     told = capfd.readouterr().out
     assert f"goes on behind step {step}" in told and "at random" not in told
     assert log_rows(output) == log_rows(unbroken) and same(weights(output), weights(unbroken))

@@ -123,14 +123,6 @@ def test_what_a_call_did_is_told():
     assert first.tokens == whole  # an answer is its caller's to keep
 
 
-def test_a_dtype_that_this_processor_is_slow_in_is_told(monkeypatch, recwarn):
-    """Bug held down: exact was four times slower than `generate`, without a word."""
-    for has, said in (({"avx512_bf16": 1}, 0), ({}, 1)):
-        monkeypatch.setattr("torch.cpu.get_capabilities", lambda has=has: has)
-        new_tokens(tiny_model().bfloat16(), method(), max_new_tokens=3)
-        assert sum("dtype=torch.float32" in str(each.message) for each in recwarn) == said
-
-
 SAMPLED = {"do_sample": True}
 
 
@@ -138,13 +130,10 @@ SAMPLED = {"do_sample": True}
     "named, settings",
     [
         ("beam_search", {"num_beams": 2}),
-        ("num_return_sequences, a batch of 3", SAMPLED | {"num_return_sequences": 3}),
-        ("assisted_generation", {"prompt_lookup_num_tokens": 3}),
+        ("a batch of 3", SAMPLED | {"num_return_sequences": 3}),
         ("padding", {"attention_mask": (PROMPT != PROMPT[0, 0]).long()}),
         ("position_ids", {"position_ids": torch.arange(1, 10)[None]}),
         ("past_key_values", {"past_key_values": DynamicCache()}),
-        ("cache_implementation", {"cache_implementation": "static"}),
-        ("return_dict_in_generate", {"return_dict_in_generate": True}),
         ("inputs_embeds", {"inputs": None, "inputs_embeds": torch.zeros(1, 9, 40)}),
         ("output_attentions", {"output_attentions": True}),
         ("RepetitionPenaltyLogitsProcessor", {"repetition_penalty": 1.2}),
@@ -168,7 +157,6 @@ def test_models_and_arms_that_cannot_decode_are_refused():
     with pytest.raises(BadInput, match="flex_attention .model.set_attn.*'sdpa'"):
         new_tokens(model, ours)
     model.set_attn_implementation("sdpa")
-    assert len(new_tokens(model.bfloat16(), ours)) == 20  # built anew
     model.lm_head = torch.nn.Sequential(model.lm_head)
     with pytest.raises(BadInput, match="a Sequential as lm_head"):
         new_tokens(model, ours)
@@ -176,30 +164,19 @@ def test_models_and_arms_that_cannot_decode_are_refused():
     model.resize_token_embeddings(103)
     with pytest.raises(BadInput, match="vocab_size is 101, not 103"):
         new_tokens(model, ours)
-    for head, arm in ((None, "exact"), (None, "exact@language_model")):
-        with pytest.raises(BadInput, match="needs a head, or a draft model"):
-            eagle_fsd.custom_generate(head=head, arm=arm)
+    with pytest.raises(BadInput, match="needs a head, or a draft model"):
+        eagle_fsd.custom_generate(head=None, arm="exact@language_model")
 
 
-def assigned(model, seed: int = 5) -> None:
-    weights = random_model(FAMILIES["llama"](), seed=seed).state_dict()
-    model.load_state_dict(weights, assign=True)
-
-
-def twice_assigned(model) -> None:
-    """So that the second weights may lie where the first ones did."""
-    assigned(model)
-    assigned(model, seed=6)
-
-
-def learnt(model) -> None:
-    """As an optimizer changes weights."""
-    with torch.no_grad():
-        model.lm_head.weight.add_(torch.randn_like(model.lm_head.weight))
+def assigned(model) -> None:
+    """Twice, so that the second weights may lie where the first ones did."""
+    for seed in (5, 6):
+        weights = random_model(FAMILIES["llama"](), seed=seed).state_dict()
+        model.load_state_dict(weights, assign=True)
 
 
 def merged(model) -> None:
-    """As PEFT's merge does; torch counts no change of it."""
+    """As PEFT's merge does; torch counts no change of it, as it does of an optimizer's."""
     model.lm_head.weight.data += torch.randn_like(model.lm_head.weight)
 
 
@@ -208,7 +185,7 @@ def embedded(model) -> None:
     torch.nn.init.normal_(model.get_input_embeddings().weight)
 
 
-@pytest.mark.parametrize("change", [assigned, twice_assigned, learnt, merged, embedded])
+@pytest.mark.parametrize("change", [assigned, merged, embedded])
 def test_a_model_that_changes_between_calls_is_read_anew(change):
     """Its tokens, and with a head over a draft vocabulary the drafts too, are those of a method
     that has not seen it before. Bug held down: new layers were decoded with the old readout."""
@@ -228,7 +205,7 @@ def test_a_model_that_changes_between_calls_is_read_anew(change):
         assert asdict(fuzzy.last) == asdict(fresh.last)
 
 
-@pytest.mark.parametrize("change", [assigned, learnt, embedded])
+@pytest.mark.parametrize("change", [assigned, merged, embedded])
 @pytest.mark.parametrize("engine", [STOCK, Packed()])
 def test_a_target_whose_model_changes_says_so(change, engine):
     """Bug held down: it decoded with the copies of weights that it had made."""

@@ -105,3 +105,13 @@ def write_random_head(folder: Path, *, seed: int = 7, **changes) -> Path:
         head.set_draft_tokens(torch.arange(R) * SIZES["vocab_size"] // R)
     write_head(folder, head)
     return folder
+
+
+class Touch:
+    """Unpickling it makes a file: the code that a hostile checkpoint would run."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
