@@ -2,9 +2,6 @@
 refused. Exact answers of every family and drafter: test_matrix.py."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import zip_longest
 
 import pytest
 import torch
@@ -20,7 +17,7 @@ from tiny import (
 from transformers import GPT2Config
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
-from eagle_fsd.decoding.loop import answer_uniforms, decode, decode_rounds
+from eagle_fsd.decoding.loop import answer_uniforms
 from eagle_fsd.decoding.policy import Policy
 from eagle_fsd.decoding.request import DecodeConfig, StopConfig
 from eagle_fsd.decoding.target import Target
@@ -82,26 +79,6 @@ def test_stop_strings():
             end = next(n for n in range(25) if string in text_of(plain[:n]))
             answer = run(target, drafter, prompt, strings=("never", string))
             assert answer.tokens == plain[:end] and answer.finish == "stop"
-
-
-def test_answers_in_turn_and_in_threads_are_those_of_each_alone():
-    """Bug held down: of two streams on one model the first went on in the second's cache, and was
-    wrong or died in an assertion."""
-    target = tiny_target("llama", engine="packed")
-    config = DecodeConfig(Policy(EXACT), StopConfig(24))
-    eagle = EagleDrafter(tiny_head(target), target, TREES[1])
-    prompts = prompt_tokens(9), prompt_tokens(13, seed=1)
-    others = (eagle, drafter_of("ngram", target), eagle.with_tree(TREES[2]), RootDrafter())
-    for drafter in others:
-        both = (eagle, drafter)
-        alone = [decode(target, *each, config).tokens for each in zip(both, prompts, strict=True)]
-        streams, said = list(map(partial(decode_rounds, target, config=config), both, prompts)), []
-        for steps in zip_longest(*streams):
-            said.append([step.tokens if step else [] for step in steps])
-        assert [sum(tokens, []) for tokens in zip(*said, strict=True)] == alone
-        with ThreadPoolExecutor(2) as pool:
-            got = pool.map(lambda *each: decode(target, *each, config).tokens, both, prompts)
-            assert list(got) == alone
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
