@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import DEFAULT_ARM, SamplingConfig
 from eagle_fsd.decoding.answer import Generation, Round
-from eagle_fsd.decoding.loop import decode_rounds
-from eagle_fsd.decoding.request import DecodeConfig, StopConfig
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.messages import Message
 from eagle_fsd.models.loaded import Model, load
 

@@ -23,8 +23,9 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig, check_known, nearest, tree_name
-from eagle_fsd.decoding.policy import Guard, Policy, Rule
+from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.tree import Drafter, RootDrafter
+from eagle_fsd.decoding.verified import Guard, Rule
 from eagle_fsd.drafters.settings import DEFAULT_DRAFTER, DRAFTERS, DrafterSettings, LoadedModels
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact

@@ -27,8 +27,7 @@ from transformers.generation.streamers import BaseStreamer
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig, TreeConfig, as_tree
 from eagle_fsd.decoding.answer import Generation, Round
-from eagle_fsd.decoding.loop import decode_rounds
-from eagle_fsd.decoding.request import DecodeConfig, StopConfig
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.decoding.target import Target, generation_defaults
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.drafters.eagle import head_drafter

@@ -48,7 +48,7 @@ ENDS = {"stop": "at a stop token or string", "length": "at its budget of tokens"
 def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelOptions) -> None:
     from eagle_fsd.api import Answer, stream
     from eagle_fsd.arms import parse_arm
-    from eagle_fsd.decoding.request import StopConfig
+    from eagle_fsd.decoding.loop import StopConfig
     from eagle_fsd.evaluation.answering import TurnTrace
     from eagle_fsd.runs.jsonl import write_file
     from eagle_fsd.timing import synchronized_time

@@ -49,7 +49,7 @@ def run_calibration(
     from tqdm import tqdm
 
     from eagle_fsd.arms import parse_arms
-    from eagle_fsd.decoding.request import DecodeConfig
+    from eagle_fsd.decoding.loop import DecodeConfig
     from eagle_fsd.evaluation.bench import answer_seed, check_lengths
     from eagle_fsd.evaluation.calibrate import arm_rows, predict
     from eagle_fsd.evaluation.questions import check_same_questions, cut, read_questions, spread

@@ -22,7 +22,7 @@ import torch
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput, check_least
-from eagle_fsd.decoding.request import StopConfig, check_request
+from eagle_fsd.decoding.loop import StopConfig, check_request
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter, DraftTree
 from eagle_fsd.options import ModelOptions, option

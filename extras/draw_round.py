@@ -12,8 +12,7 @@ from pathlib import Path
 import eagle_fsd
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig, TreeConfig
-from eagle_fsd.decoding.loop import decode_rounds
-from eagle_fsd.decoding.request import DecodeConfig
+from eagle_fsd.decoding.loop import DecodeConfig, decode_rounds
 from eagle_fsd.evaluation.answering import trace_round
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from eagle_fsd.decoding.policy import Path, Rule
-from eagle_fsd.decoding.verified import VerifiedTree
+from eagle_fsd.decoding.verified import Path, Rule, VerifiedTree
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.price import PathRule
 

@@ -19,8 +19,7 @@ from typing import ClassVar
 
 from eagle_fsd.cli import ended_by
 from eagle_fsd.config import BadInput
-from eagle_fsd.decoding.policy import Rule
-from eagle_fsd.decoding.verified import VerifiedTree
+from eagle_fsd.decoding.verified import Rule, VerifiedTree
 from eagle_fsd.rules import RULES
 
 

@@ -44,9 +44,8 @@ import torch
 
 from eagle_fsd.config import BadInput, SamplingConfig, check_least
 from eagle_fsd.decoding.columns import PLACES, Rows, entropy
-from eagle_fsd.decoding.policy import Guard, Path, Rule
 from eagle_fsd.decoding.tree import Drafter
-from eagle_fsd.decoding.verified import VerifiedTree
+from eagle_fsd.decoding.verified import Guard, Path, Rule, VerifiedTree
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.guards import GUARDS
 from eagle_fsd.rules.price import Coupled

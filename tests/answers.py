@@ -6,12 +6,12 @@ from transformers.generation.streamers import BaseStreamer
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig, TreeConfig
+from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.answer import Generation
-from eagle_fsd.decoding.loop import decode
-from eagle_fsd.decoding.policy import Policy, Rule
-from eagle_fsd.decoding.request import DecodeConfig, StopConfig
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter
+from eagle_fsd.decoding.verified import Rule
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact

@@ -17,9 +17,9 @@ import scipy.special
 import torch
 
 from eagle_fsd.config import BadInput, SamplingConfig
-from eagle_fsd.decoding.acceptance import Acceptance, accept
-from eagle_fsd.decoding.policy import Guard, Policy, Rule
+from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
+from eagle_fsd.decoding.verified import Guard, Rule
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.guards import GUARDS
 from eagle_fsd.rules.thresholds import RELAXED_TOP

@@ -24,12 +24,10 @@ from reference_accept import (
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig
-from eagle_fsd.decoding.acceptance import accept
+from eagle_fsd.decoding.acceptance import Policy, accept, tabulate
 from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
-from eagle_fsd.decoding.policy import Policy, Rule
-from eagle_fsd.decoding.tabulate import tabulate
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
-from eagle_fsd.decoding.verified import VerifiedTree
+from eagle_fsd.decoding.verified import Rule, VerifiedTree
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper, Random
 from eagle_fsd.rules.guards import Ends, NoRepeat

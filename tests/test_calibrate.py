@@ -9,8 +9,7 @@ from tiny import prompt_tokens, tiny_head, tiny_target
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig, parse_tree
-from eagle_fsd.decoding.loop import decode
-from eagle_fsd.decoding.request import DecodeConfig, StopConfig
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.calibrate import arm_rows, choose, predict
 

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig, TreeConfig
 from eagle_fsd.decoding.answer import Generation
-from eagle_fsd.decoding.loop import decode
-from eagle_fsd.decoding.request import DecodeConfig, StopConfig
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.engine.select import ENGINES

@@ -17,9 +17,8 @@ from tiny import (
 from transformers import GPT2Config
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
-from eagle_fsd.decoding.loop import answer_uniforms
-from eagle_fsd.decoding.policy import Policy
-from eagle_fsd.decoding.request import DecodeConfig, StopConfig
+from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, answer_uniforms
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter, head_drafter

@@ -13,8 +13,7 @@ from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.columns import PLACES
 from eagle_fsd.decoding.divergence import DIVERGENCES, divergence
-from eagle_fsd.decoding.loop import decode
-from eagle_fsd.decoding.request import DecodeConfig, StopConfig
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.settings import DRAFTERS

@@ -18,8 +18,7 @@ from tiny import (
 )
 
 from eagle_fsd.config import SamplingConfig, TreeConfig
-from eagle_fsd.decoding.acceptance import accept
-from eagle_fsd.decoding.policy import Policy
+from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.sampling import draw_distinct
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import RootDrafter

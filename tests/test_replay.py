@@ -14,9 +14,8 @@ from tiny_folder import write_random_head
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig, parse_tree
-from eagle_fsd.decoding.loop import decode
-from eagle_fsd.decoding.policy import Policy
-from eagle_fsd.decoding.request import DecodeConfig, StopConfig
+from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter, draft_readout

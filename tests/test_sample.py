@@ -9,9 +9,8 @@ import torch
 from reference_accept import SlowAccept, chi_square_p, random_round, slow_p
 
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.acceptance import accept
+from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.loop import answer_uniforms
-from eagle_fsd.decoding.policy import Policy
 from eagle_fsd.decoding.sampling import argmax, draw, filter_logits, inverse_cdf, next_token_probs
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper, Random
 from eagle_fsd.rules.price import PathRule

@@ -57,7 +57,7 @@ def test_logits_have_the_family_s_factor(family, engine):
     hidden_ND, token_R = torch.randn(5, target.hidden_size), torch.tensor([2, 17, 90])
     logits_NV = target.readout(hidden_ND)
     assert not torch.allclose(logits_NV, target.readout.lm_head(hidden_ND), rtol=0.1)
-    torch.testing.assert_close(target.readout(token_R)(hidden_ND), logits_NV[:, token_R])
+    torch.testing.assert_close(target.readout.of_tokens(token_R)(hidden_ND), logits_NV[:, token_R])
     torch.testing.assert_close(target.first_layers(1).logits(hidden_ND), logits_NV)
     assert target.readout.is_linear
     torch.testing.assert_close(hidden_ND @ target.readout.rows().T, logits_NV)

@@ -23,9 +23,8 @@ from transformers.generation import EosTokenCriteria
 
 import eagle_fsd
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
-from eagle_fsd.decoding.loop import decode
-from eagle_fsd.decoding.policy import Policy
-from eagle_fsd.decoding.request import DecodeConfig, StopConfig
+from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import RootDrafter
 

@@ -14,8 +14,7 @@ from tiny_recurrent import hybrid_target
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.answer import Round
-from eagle_fsd.decoding.loop import decode_rounds
-from eagle_fsd.decoding.request import DecodeConfig, StopConfig
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import head_drafter

@@ -1,16 +1,18 @@
 """The one decoding loop: prefill, then rounds of propose, verify, accept, commit.
 
 Plain autoregressive decoding is this loop with a one-node tree (RootDrafter). Answers are trimmed
-here, once, for every arm. What is asked is in request.py, what is answered in answer.py.
+here, once, for every arm. What is asked of it stands below it, what it answers in answer.py.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
 
 import torch
 
-from eagle_fsd.decoding.acceptance import accept
+from eagle_fsd.config import BadInput, check_numbers, check_seed
+from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.answer import Generation, Round
-from eagle_fsd.decoding.request import DecodeConfig, check_request
 from eagle_fsd.decoding.sampling import draw, uniforms
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter
@@ -18,7 +20,7 @@ from eagle_fsd.decoding.verified import UNIFORMS
 
 
 def decode_rounds(
-    target: Target, drafter: Drafter, prompt: Sequence[int], config: DecodeConfig
+    target: Target, drafter: Drafter, prompt: Sequence[int], config: "DecodeConfig"
 ) -> Iterator[Round]:
     """Decode one answer, yielding after prefill and after every round. It has a cache and a drafter
     of its own, so that others may be decoded in between. Whoever makes rule and drafter checks that
@@ -69,7 +71,7 @@ def decode_rounds(
 
 
 def decode(
-    target: Target, drafter: Drafter, prompt: Sequence[int], config: DecodeConfig
+    target: Target, drafter: Drafter, prompt: Sequence[int], config: "DecodeConfig"
 ) -> Generation:
     """One answer to its end; see decode_rounds."""
     result = Generation()
@@ -83,3 +85,72 @@ def answer_uniforms(seed: int, positions: int) -> torch.Tensor:
     alone: rules, trees, drafters, budgets and devices can be compared draw by draw. A longer block
     begins with the shorter one, as torch.rand fills it in order."""
     return uniforms(torch.Generator().manual_seed(seed), positions, UNIFORMS)
+
+
+# --- what is asked --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StopConfig:
+    """When an answer ends: a stop token is kept in it, as in `generate`, and so is the token that
+    completes a stop string (texts leave the string out: Model.text). Strings need `decode`, from
+    token ids to text, special tokens included."""
+
+    max_new_tokens: int = 128
+    token_ids: tuple[int, ...] = ()
+    strings: tuple[str, ...] = ()
+    decode: Callable[[Sequence[int]], str] | None = None
+
+    def __post_init__(self):
+        check_numbers(self, max_new_tokens=Integral)
+        if self.max_new_tokens < 1:
+            raise BadInput(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if not all(isinstance(string, str) and string for string in self.strings):
+            raise BadInput(f"stop strings are texts that are not empty, got {self.strings!r}")
+        assert self.decode is not None or not self.strings, "stop strings need `decode`"
+
+    def trim(self, answer: list[int], new: list[int]) -> tuple[list[int], str | None]:
+        """The new tokens that belong to the answer, and why it ends: "stop", "length" or None."""
+        for count, token in enumerate(new, start=1):
+            stopped = token in self.token_ids
+            if not stopped and self.strings:
+                text = self.decode([*answer, *new[:count]])
+                stopped = any(string in text for string in self.strings)
+            if stopped:
+                return new[:count], "stop"
+            if len(answer) + count == self.max_new_tokens:
+                return new[:count], "length"
+        return new, None
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    policy: Policy
+    stop: StopConfig = field(default_factory=StopConfig)
+    seed: int = 0
+
+    def __post_init__(self):
+        check_numbers(self, seed=Integral)
+        check_seed(self.seed)
+
+
+def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> None:
+    """Refuse a request that cannot be carried out, before any work."""
+    if len(prompt) == 0:
+        raise BadInput("the prompt is empty: give at least one token")
+    check_tokens(target, prompt)
+    if len(prompt) + stop.max_new_tokens > target.max_positions:
+        raise BadInput(
+            f"prompt of {len(prompt)} tokens + max_new_tokens {stop.max_new_tokens} is beyond the "
+            f"target's {target.max_positions} positions: shorten the prompt or lower the budget"
+        )
+
+
+def check_tokens(target: Target, prompt: Sequence[int]) -> None:
+    strange = [token for token in prompt if not 0 <= token < target.vocab_size]
+    if strange:
+        raise BadInput(
+            f"prompt token {strange[0]} is outside the target's vocabulary of {target.vocab_size}: "
+            "was it made with another tokenizer, or was a token added to this one, such as [PAD], "
+            "and the model not resized?"
+        )

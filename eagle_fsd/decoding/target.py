@@ -114,7 +114,7 @@ class Target:
         self.embed_tokens: nn.Module = model.get_input_embeddings()
         repeats = engine.mask_repeats(text_config(rebuilt.config))
         self.masks = partial(layer_masks, self.config, dtype=self.dtype, repeats=repeats)
-        self._step = engine.wrap(self._run_nodes)
+        self._step = engine.wrap(self.run)
 
     def first_layers(self, count: int) -> "Target":
         """A target of the model's first layers, its final norm and its lm_head, on its weights."""
@@ -122,7 +122,7 @@ class Target:
         cut.num_layers, cut.feature_layers = count, ()
         cut.model = cut._body = shortened(self._body, count)
         cut._cache_settings = dict(self._cache_settings, types=layer_types(self.config)[:count])
-        cut._step = self.engine.wrap(cut._run_nodes)
+        cut._step = self.engine.wrap(cut.run)
         return cut
 
     # --- an answer ------------------------------------------------------------------------------
@@ -137,9 +137,9 @@ class Target:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the prompt; returns the logits of the token after it [V], and features [L, F]."""
         L = len(prompt_L)
-        hidden_LD, features_LF = self.run(cache, prompt_L, cache.next_rows(L, self.device))
+        row_L = cache.next_rows(L, self.device)
+        (logits_V,), features_LF = self.run(cache, prompt_L, row_L, read_M=row_L[-1:])
         cache.length = cache.committed = L
-        logits_V = self.readout(hidden_LD[-1:])[0]
         if not math.isfinite(logits_V.amax().item()):
             raise no_numbers("in prefill")
         return logits_V, features_LF
@@ -167,10 +167,10 @@ class Target:
         tensors = tree.token_N, row_N, position_N, visible_NK, key_position_K
         if self.has_states and N > 1:
             with exchanged_functions(self._body):
-                step = self._step(cache, tree.parent_N, tree.ancestor_NN, *tensors)
+                step = self._step(cache, *tensors, tree.parent_N, tree.ancestor_NN)
             check_called(cache.layers, self.config.model_type)
         else:
-            step = self._step(cache, None, None, *tensors)
+            step = self._step(cache, *tensors)
         cache.length = prefix + N
         return step
 
@@ -180,18 +180,6 @@ class Target:
 
     # --- a forward ------------------------------------------------------------------------------
 
-    def _run_nodes(
-        self,
-        cache: TreeCache,
-        parent_N: torch.Tensor | None,
-        ancestor_NN: torch.Tensor | None,
-        *tensors: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What an engine may compile: from a tree and tensors of `run` to logits and features."""
-        nodes = None if parent_N is None else TreeForward(parent_N, ancestor_NN)
-        hidden_ND, features_NF = self.run(cache, *tensors, nodes)
-        return self.readout(hidden_ND), features_NF
-
     def run(
         self,
         cache: TreeCache,
@@ -200,32 +188,39 @@ class Target:
         position_N: torch.Tensor | None = None,
         visible_NK: torch.Tensor | None = None,
         key_position_K: torch.Tensor | None = None,
-        nodes: TreeForward | None = None,
+        parent_N: torch.Tensor | None = None,
+        ancestor_NN: torch.Tensor | None = None,
+        read_M: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states [N, D] and features [N, F] of tokens behind the cache's valid rows.
+        """Logits [N, V] and features [N, F] of tokens behind the cache's valid rows. An engine may
+        compile it.
 
         Args:
             row_N: the cache rows that they are written to.
             position_N: where they stand in the text; None: one behind the other.
             visible_NK: which of the first K cache rows each sees; None: all before it, and itself.
             key_position_K: where those rows stand.
-            nodes: the tree, for recurrent layers.
+            parent_N, ancestor_NN: see DraftTree; for recurrent layers.
+            read_M: of which tokens logits are wanted, [M, V]; None: of all.
         """
         mask, end = None, cache.length + token_N.shape[0]
         if visible_NK is not None:
             mask, end = self.masks(visible_NK, key_position_K, position_N), visible_NK.shape[1]
-        named = {} if nodes is None else {ARGUMENT: nodes}
+        named: dict[str, object] = {}
+        if parent_N is not None:
+            named[ARGUMENT] = TreeForward(parent_N, ancestor_NN)
         if position_N is not None:
             # Drafts beyond the last position lie beyond the budget and are never emitted; clamped,
             # they do not run off a table of learned positions.
             position_N = position_N.clamp_max(self.max_positions - 1)
             named["position_ids"] = position_N[None]
         asked = position_N if self._asks_positions else None
-        cache.write(row_N, end, positions=asked, forward=nodes)
-        hidden_BND, features_BNF = self.forward(
+        cache.write(row_N, end, positions=asked, forward=named.get(ARGUMENT))
+        (hidden_ND,), (features_NF,) = self.forward(
             token_N[None], cache=cache, attention_mask=mask, **named
         )
-        return hidden_BND[0], features_BNF[0]
+        hidden_MD = hidden_ND if read_M is None else hidden_ND.index_select(0, read_M)
+        return self.readout(hidden_MD), features_NF
 
     def forward(
         self, token_BN: torch.Tensor, *, cache: TreeCache | None = None, **named: object

@@ -43,6 +43,7 @@ class DraftTree:
         score_N: what nodes were ranked by, float32 [N]: the drafter's log-probability of the path,
             unless drafts were sampled; None where it keeps none.
         max_children: no node has more; None: not known.
+        size: N, the root included.
         depth_N: levels below the root, int64 [N].
         ancestor_NN: bool [N, N]; row i marks node i and its ancestors.
     """
@@ -55,10 +56,12 @@ class DraftTree:
     draft_token_R: torch.Tensor | None = None
     score_N: torch.Tensor | None = None
     max_children: int | None = None
+    size: int = field(init=False)
     depth_N: torch.Tensor = field(init=False)
     ancestor_NN: torch.Tensor = field(init=False)
 
     def __post_init__(self):
+        object.__setattr__(self, "size", self.token_N.shape[0])
         ancestor_NN = torch.eye(self.size, dtype=torch.bool, device=self.token_N.device)
         at_N, known = self.parent_N, 1  # generations that a row marks; those from at_N on are next
         while known <= self.max_depth:
@@ -68,11 +71,6 @@ class DraftTree:
                 at_N = at_N.index_select(0, at_N)
         object.__setattr__(self, "ancestor_NN", ancestor_NN)
         object.__setattr__(self, "depth_N", ancestor_NN.sum(1) - 1)
-
-    @property
-    def size(self) -> int:
-        """N, the root included."""
-        return self.token_N.shape[0]
 
     @classmethod
     def from_parents(

@@ -113,6 +113,7 @@ class EagleDrafter(GrowingDrafter):
         target.engine.for_drafts().exchange(self.head)
         self._query_groups = head.config.num_attention_heads // head.config.num_key_value_heads
         self.hidden, self.places = self.head.fuse, self.head.angles
+        self.embed = target.embed if self.head.embed_tokens is None else self.head.embed_tokens
         self.readout = draft_readout(self.head, target)
         self.draft_token_R = head.draft_token_R
         super().__init__(target, tree)
@@ -120,10 +121,6 @@ class EagleDrafter(GrowingDrafter):
     def new_cache(self, capacity: int) -> TreeCache:
         rows = self.target.engine.rows(capacity)
         return TreeCache(self.head.config.num_hidden_layers, rows)
-
-    def embed(self, token_T: torch.Tensor) -> torch.Tensor:
-        own = self.head.embed_tokens
-        return self.target.embed(token_T) if own is None else own(token_T.to(own.weight.device))
 
     def step(self, cache, hidden_TD, token_T, place_T, row_T, visible_TS, position_S, read_M):
         mask, end = None, cache.length + token_T.shape[0]
@@ -142,4 +139,6 @@ def draft_readout(head: DraftHead, target: Target) -> Callable[[torch.Tensor], t
     """From a head's hidden states [N, D] to its raw logits [N, R] over its draft vocabulary, for
     which rows of the target's lm_head are copied once."""
     read = target.readout.of_tokens(head.draft_token_R) if head.lm_head is None else head.lm_head
+    if type(head).normed is DraftHead.normed:  # which is the identity
+        return read
     return lambda hidden_ND: read(head.normed(hidden_ND))

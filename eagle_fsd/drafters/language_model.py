@@ -61,10 +61,9 @@ class LanguageModelDrafter(GrowingDrafter):
     def step(self, cache, hidden_TD, token_T, place_T, row_T, visible_TS, position_S, read_M):
         # a token of which the model has no row is read as its last
         token_T = token_T.clamp_max(self.model.vocab_size - 1)
-        hidden_TD, _ = self.model.run(cache, token_T, row_T, place_T, visible_TS, position_S)
-        if read_M is not None:
-            hidden_TD = hidden_TD.index_select(0, read_M)
-        logits_TV = self.model.readout(hidden_TD)[:, : self._rows]
+        given = token_T, row_T, place_T, visible_TS, position_S
+        logits_TV, _ = self.model.run(cache, *given, read_M=read_M)
+        logits_TV = logits_TV[:, : self._rows]
         if (self.vocab_size or self._rows) < self._rows:
             logits_TV = logits_TV.index_select(1, self.draft_token_R)
-        return hidden_TD, logits_TV
+        return hidden_TD[: len(logits_TV)], logits_TV

@@ -15,8 +15,8 @@ from eagle_fsd.config import (
     parse_tree,
     tree_name,
 )
-from eagle_fsd.decoding.policy import Guard
 from eagle_fsd.decoding.tree import Drafter
+from eagle_fsd.decoding.verified import Guard
 from eagle_fsd.rules.guards import Ends, NoRepeat
 
 MOST_RECYCLED = 16  # of the target's own top tokens; then these are right with .88 (ngram.RECYCLED)

@@ -110,7 +110,8 @@ class Trial:
                 for told, places, logits_CV in self._decoded(target, cache):
                     whole_CV = self.whole_LV[places].to(logits_CV.device)
                     size_C = (whole_CV - whole_CV.mean(dim=1, keepdim=True)).norm(dim=1)
-                    error_C = (logits_CV.float() - whole_CV).norm(dim=1) / size_C
+                    far_C = (logits_CV.float() - whole_CV).norm(dim=1)
+                    error_C = far_C / size_C.clamp_min(1e-6)  # they may be all alike
                     error = error_C.max() if exact else error_C.median()
                     if not error < (ALLOWED if exact else allowed_half):  # NaN too
                         layers = cache.layers

@@ -15,7 +15,7 @@ from eagle_fsd.decoding import loop
 from eagle_fsd.decoding.answer import Generation, Round
 from eagle_fsd.decoding.columns import PLACES, Rows, draft_prob, raw_prob
 from eagle_fsd.decoding.divergence import DIVERGENCES
-from eagle_fsd.decoding.request import DecodeConfig, StopConfig, check_request
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, check_request
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.models.generate import rescore
 from eagle_fsd.models.loaded import Model

@@ -9,10 +9,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from eagle_fsd.decoding.acceptance import accept
-from eagle_fsd.decoding.loop import answer_uniforms, decode_rounds
-from eagle_fsd.decoding.policy import Policy
-from eagle_fsd.decoding.request import DecodeConfig
+from eagle_fsd.decoding.acceptance import Policy, accept
+from eagle_fsd.decoding.loop import DecodeConfig, answer_uniforms, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.stats import paired_ratio, rate_interval

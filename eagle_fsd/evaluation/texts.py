@@ -16,10 +16,9 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
+from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.divergence import divergence
-from eagle_fsd.decoding.loop import decode
-from eagle_fsd.decoding.policy import Policy
-from eagle_fsd.decoding.request import DecodeConfig, StopConfig
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter, RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter

@@ -19,7 +19,7 @@ import torch
 
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.cache import PreallocatedLayer
-from eagle_fsd.decoding.request import check_tokens
+from eagle_fsd.decoding.loop import check_tokens
 from eagle_fsd.decoding.sampling import draw, no_numbers, uniforms
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.families import text_body

@@ -8,7 +8,7 @@ from os.path import commonprefix
 from transformers import PreTrainedTokenizerBase
 
 from eagle_fsd.config import TreeConfig, as_tree
-from eagle_fsd.decoding.request import StopConfig
+from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.drafters.eagle import head_drafter

@@ -1,7 +1,7 @@
 """Acceptance rules, a file a family; a new one is a class and an entry in RULES. Rivals from other
 papers, and one that holds a cost, are plug-ins: extras/rivals.py and extras/hold.py."""
 
-from eagle_fsd.decoding.policy import Rule
+from eagle_fsd.decoding.verified import Rule
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper, Random
 from eagle_fsd.rules.price import PathRule
 from eagle_fsd.rules.rejection import Rejection

@@ -18,9 +18,8 @@ from typing import ClassVar
 
 from eagle_fsd.config import BadInput, SamplingConfig, check_known
 from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
-from eagle_fsd.decoding.policy import Guard, Rule
 from eagle_fsd.decoding.tree import Drafter
-from eagle_fsd.decoding.verified import VerifiedTree
+from eagle_fsd.decoding.verified import Guard, Rule, VerifiedTree
 
 # --- which of the options is taken: child -> probability ----------------------------------------
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from eagle_fsd.config import check_between, check_least
-from eagle_fsd.decoding.policy import Guard
-from eagle_fsd.decoding.verified import VerifiedTree
+from eagle_fsd.decoding.verified import Guard, VerifiedTree
 
 
 @dataclass(frozen=True)

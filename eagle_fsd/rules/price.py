@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from eagle_fsd.config import BadInput, SamplingConfig
-from eagle_fsd.decoding.policy import Guard, Rule
 from eagle_fsd.decoding.tree import Drafter
-from eagle_fsd.decoding.verified import VerifiedTree
+from eagle_fsd.decoding.verified import Guard, Rule, VerifiedTree
 
 # Far beyond the regret of any token; differences of sums of such prices, over the lowest
 # temperature, still have a dozen digits.

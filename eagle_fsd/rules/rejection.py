@@ -18,9 +18,9 @@ import torch
 
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.columns import Rows
-from eagle_fsd.decoding.policy import Guard
 from eagle_fsd.decoding.sampling import inverse_cdf
 from eagle_fsd.decoding.tree import Drafter
+from eagle_fsd.decoding.verified import Guard
 from eagle_fsd.rules.fsd import Exact
 
 

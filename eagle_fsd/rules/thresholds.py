@@ -15,8 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from eagle_fsd.decoding.policy import Rule
-from eagle_fsd.decoding.verified import VerifiedTree
+from eagle_fsd.decoding.verified import Rule, VerifiedTree
 
 RELAXED_TOP = 10  # TensorRT-LLM's relaxed_topk
 

@@ -15,8 +15,7 @@ from tqdm import tqdm
 from eagle_fsd.arms import PLAIN, Arm
 from eagle_fsd.config import CPU_TREE, SamplingConfig, tree_name
 from eagle_fsd.decoding.cache import TreeCache
-from eagle_fsd.decoding.loop import decode_rounds
-from eagle_fsd.decoding.request import DecodeConfig, StopConfig
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.models.loaded import Model

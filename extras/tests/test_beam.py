@@ -10,7 +10,7 @@ from commands import model_options
 from tiny import prompt_tokens, tiny_head, tiny_target
 from tiny_folder import write_random_head, write_target
 
-from eagle_fsd.decoding.request import StopConfig
+from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter, RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter

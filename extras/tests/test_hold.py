@@ -9,8 +9,7 @@ from reference_accept import GREEDY, WARM, goes, outcome, random_round
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput
-from eagle_fsd.decoding.acceptance import accept
-from eagle_fsd.decoding.policy import Policy
+from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.plugin import load_plugin
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.guards import Ends, NoRepeat

@@ -13,9 +13,8 @@ from tiny import NoisyTargetDrafter, prompt_tokens, tiny_target
 from tiny_folder import write_target
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
-from eagle_fsd.decoding.loop import decode
-from eagle_fsd.decoding.policy import Policy
-from eagle_fsd.decoding.request import DecodeConfig, StopConfig
+from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.evaluation.run_data import read_run
 from eagle_fsd.models.load import load_target
 from eagle_fsd.rules import RULES

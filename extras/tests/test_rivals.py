@@ -21,10 +21,10 @@ from reference_rivals import SlowRivals
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig
-from eagle_fsd.decoding.acceptance import accept
+from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.columns import PLACES
-from eagle_fsd.decoding.policy import Guard, Policy, Rule
 from eagle_fsd.decoding.tree import RootDrafter
+from eagle_fsd.decoding.verified import Guard, Rule
 from eagle_fsd.plugin import load_plugin
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper, Random

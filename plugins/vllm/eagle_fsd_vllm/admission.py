@@ -10,7 +10,7 @@ from vllm.sampling_params import SamplingParams
 
 from eagle_fsd.arms import BY_TRANSFORMERS, PLAIN, Arm, parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig
-from eagle_fsd.decoding.policy import Policy
+from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.drafters.settings import EagleSettings
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.rules.guards import Ends, NoRepeat

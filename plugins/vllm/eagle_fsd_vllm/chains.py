@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 import torch
 
 from eagle_fsd.config import SamplingConfig
+from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.columns import DRAFTS, PLACES, Rows
 from eagle_fsd.decoding.divergence import DIVERGENCES
-from eagle_fsd.decoding.policy import Guard, Policy
-from eagle_fsd.decoding.verified import UNIFORMS, VerifiedTree
+from eagle_fsd.decoding.verified import UNIFORMS, Guard, VerifiedTree
 
 # Logits that are judged at once, 64 MiB in float32, of which a divergence has 12 copies, and with
 # top-p 17, before it ends. Larger batches are judged in parts.
@@ -150,7 +150,7 @@ def _taken(chain: Chain, table: list[list[float]]) -> list[int]:
         sampling=policy.sampling,
         # no step of these rules depends on a draw: there is one child at most to choose
         uniforms=[[0.0] * UNIFORMS] * (count + 1),
-        guards=[guard.allows for guard in (*policy.guards, Possible())],
+        guards=(*policy.guards, Possible()),
         stop_token_ids=chain.stop_token_ids,
         answer=chain.answer,
     )

@@ -26,7 +26,7 @@ from vllm.v1.worker.gpu.sample.logits_processor import (
 )
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.decoding.policy import Policy
+from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.rules.guards import NoRepeat
 from eagle_fsd_vllm import check_version
 from eagle_fsd_vllm.admission import check_wrapped, policy_of, reads_draft_rows
