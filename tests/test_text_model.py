@@ -58,7 +58,7 @@ def test_logits_have_the_family_s_factor(family, engine):
     logits_NV = target.readout(hidden_ND)
     assert not torch.allclose(logits_NV, target.readout.lm_head(hidden_ND), rtol=0.1)
     torch.testing.assert_close(target.readout.of_tokens(token_R)(hidden_ND), logits_NV[:, token_R])
-    torch.testing.assert_close(target.first_layers(1).logits(hidden_ND), logits_NV)
+    torch.testing.assert_close(target.first_layers(1).readout(hidden_ND), logits_NV)
     assert target.readout.is_linear
     torch.testing.assert_close(hidden_ND @ target.readout.rows().T, logits_NV)
     torch.testing.assert_close(hidden_ND @ target.readout.rows(token_R).T, logits_NV[:, token_R])

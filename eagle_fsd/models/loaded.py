@@ -37,7 +37,8 @@ from eagle_fsd.thoughts import Marks, Thought, find_thought
 
 @dataclass(frozen=True)
 class Model:
-    """A target with its drafter; one answer at a time. See `load` for what is not explained."""
+    """A target with its drafter; any number of their answers may be under way. See `load` for what
+    is not explained."""
 
     target: Target
     tokenizer: PreTrainedTokenizerBase | None  # None: token ids only (transformers_generate.py)
