@@ -41,14 +41,14 @@ def generate(target, head, prompt, threshold, stop, budget, tree=(15, 4, 6), tem
         # The target has read the text but for the root. Features are its last hidden states.
         text = prompt + answer
         assert cache.get_seq_length() == len(feature_SD) == len(text) - 1
-        # 1. Propose: the head drafts a tree below the root.
+        # 1. Propose: the head drafts a tree below the root, by default of 15 drafts on 4 levels.
         nodes, draft_logits = propose(head, text, feature_SD, *tree)
         # 2. Verify: the target reads the tree, and says what it would write after each node.
         logits_NV, feature_ND = read(target, cache, text[-1:], nodes)
         logits, uniform_P = dict(zip(nodes, logits_NV, strict=True)), uniform_P3[len(answer) :, 0]
         # 3. Accept: some drafts, from the root down, and one token more, which is the next root.
         new, flags = accept(logits, draft_logits, threshold, stop, temperature, uniform_P)
-        # 4. Commit: the target forgets all nodes but the root and the accepted drafts.
+        # 4. Commit: the target forgets all nodes but the path, the root and the accepted drafts.
         path = [nodes.index(new[:depth]) for depth in range(len(new))]
         commit(cache, len(text) - 1, path)
         feature_SD = torch.cat([feature_SD, feature_ND[path]])
@@ -78,26 +78,26 @@ def propose(head, text, feature_SD, num_drafts, num_levels, num_children):
             logp_C, token_C = torch.log_softmax(draft_logits[node], -1).topk(num_children)
             children = [(*node, token) for token in token_C.tolist()]
             score |= zip(children, score[node] + logp_C, strict=True)
-        # Of equals the one that was drafted first is better, as the sort is stable.
+        # The best new nodes are the next level. Of equals the first is better: the sort is stable.
         ranked = sorted(score, key=score.get, reverse=True)
         level = [node for node in ranked if len(node) == depth][:num_children]
+        # With them the head reads its outputs at their parents; the nodes' rows are the last ones.
         parent_row = [expanded.index(node[:-1]) - len(expanded) for node in level]
         feature_SD = torch.cat([feature_SD, output_SD[parent_row]])
         expanded = expanded + level
-    # Reranking (section 4.2): the best of all are the tree. No node scores more than its parent,
-    # which was drafted before it: so the parents of all are among them, and the root is the first.
+    # Reranking (section 4.2): the best of all. Parents are among them: no child scores more.
     return ranked[: 1 + num_drafts], draft_logits
 
 
 def accept(logits, draft_logits, threshold, stop, temperature, uniform_P):
-    """The tokens that a round emits, and which are fuzzy. Logits [V] are those AFTER a node."""
+    """The tokens that a round emits, and which are fuzzy. Logits are by node, [V] of the next."""
     new, fuzzy = (), []
     while True:
         drafted = [node[-1] for node in logits if node and node[:-1] == new]
         drafted = drafted if stop.isdisjoint(new) else []  # Drafts behind an end are of no use.
-        # The exact test, which is EAGLE-2's: what would the target write here?
+        # The exact test, EAGLE-2's: what the target itself writes here, drafted or not.
         token = exact = draw(logits[new], temperature, uniform_P[len(new)])
-        # The fuzzy test: else, if both models agree here, the target's favourite draft will do.
+        # The fuzzy test: if it was not, but the models agree, the target's favourite draft will do.
         if drafted and exact not in drafted and threshold > 0:
             if divergence(logits[new], draft_logits[new]) <= threshold:
                 token = drafted[logits[new][drafted].argmax()]
@@ -115,7 +115,7 @@ def draw(logits_V, temperature, uniform):
 
 
 def divergence(logits_V, draft_logits_V):
-    """Jensen-Shannon's, in nats: the entropy of the mean, less the mean of the entropies."""
+    """Jensen-Shannon's (temperature 1), in nats: entropy of the mean less mean of the entropies."""
     p_2V = torch.softmax(torch.stack([logits_V, draft_logits_V]).double(), -1)
     return torch.special.entr(p_2V.mean(0)).sum() - torch.special.entr(p_2V).sum(1).mean()
 
@@ -127,12 +127,12 @@ def laid_out(text, nodes, known=0):
     A node sees the text, the nodes above it and itself, and stands behind all that it sees. Example
     of the text "sky is", the nodes () ("so",) ("so", "clear") ("blue",) and the known token "The":
 
-                 The  sky  is  so  clear  blue      position
-        sky       x    x                               1
-        is        x    x    x                          2
-        so        x    x    x   x                      3
-        clear     x    x    x   x    x                 4
-        blue      x    x    x               x          3
+        reads     sees  The  sky  is  so  clear  blue     at position
+        sky              x    x                               1
+        is               x    x    x                          2
+        so               x    x    x   x                      3
+        clear            x    x    x   x    x                 4
+        blue             x    x    x               x          3
     """
     token_M = torch.tensor([*text, *(node[-1] for node in nodes[1:])])
     sees_MS = torch.ones(len(token_M), known + len(token_M)).tril(known).bool()
@@ -163,7 +163,7 @@ class Head:
         config = LlamaConfig.from_pretrained(folder, attn_implementation="eager")
         weights = load_file(f"{folder}/model.safetensors")
         self.embed, self.lm_head_VD = target.get_input_embeddings(), target.lm_head.weight
-        # The tokens that it can draft, by what their ids are more than 0, 1, 2 ...; or all of them.
+        # Ids of the tokens that it drafts, which its file has less 0, 1, 2 ...; without it all ids.
         offset_R = weights.pop("d2t", torch.zeros(config.vocab_size, dtype=torch.int64))
         self.token_R = torch.arange(len(offset_R)) + offset_R
         self.fc = [weights.pop(key).float() for key in ("fc.weight", "fc.bias") if key in weights]

@@ -105,18 +105,25 @@ def test_ends_amid_a_round(tmp_path):
 
 
 @pytest.mark.embedded
-@pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_one_file_is_the_library_on_the_embedded_target(count):
-    """64 tokens of MT-Bench first turns with the shipped head: exact and three thresholds, trees of
-    two shapes. Of 20 questions takes half an hour."""
+@pytest.mark.parametrize(
+    "count,budget,thresholds",
+    [
+        (2, 12, (0.0, 0.45)),
+        pytest.param(20, 64, (0.0, 0.2, 0.3, 0.45), marks=pytest.mark.slow),
+    ],
+)
+def test_one_file_is_the_library_on_the_embedded_target(count, budget, thresholds):
+    """MT-Bench first turns with the shipped head: exact and fuzzy, by trees of two shapes. The slow
+    one takes half an hour on two cores."""
     model, fuzzy = eagle_fsd.load("smollm2", dtype="float32"), 0
     target = one_file.AutoModelForCausalLM.from_pretrained(embedded_target(), dtype=torch.float32)
-    head, stop = one_file.Head(SHIPPED_HEAD, target), model.stop(64 if count > 2 else 24)
+    head, stop = one_file.Head(SHIPPED_HEAD, target), model.stop(budget)
     for question in spread(read_questions(""), count):
         prompt = model.prompt_ids(question.turns[0])
         for tree in ("15x4x6", "7x3x3"):
-            for threshold in (0.0, 0.2, 0.3, 0.45):
-                arm = parse_arm(f"fsd:{threshold}@eagle:{tree}")
+            for threshold in thresholds:
+                rule = f"fsd:{threshold}" if threshold else "exact"
+                arm = parse_arm(f"{rule}@eagle:{tree}")
                 config = DecodeConfig(arm.policy(SamplingConfig()), stop)
                 ours = decode(model.target, arm.build_drafter(model), prompt, config)
                 shape, ends = tuple(map(int, tree.split("x"))), {*stop.token_ids}
