@@ -1,15 +1,15 @@
-"""Slow, obvious versions: of the tree's tables, of EAGLE-2's expansion and reranking, of
-verification (every path alone) and of the cache (a fresh prefill).
+"""Slow, obvious versions: of the tree's tables, of verification (every path alone) and of the cache
+(a fresh prefill). EAGLE-2's expansion and reranking are those of one_file.py.
 
 A node is named by its path: the tuple of drafted tokens from the root down, () for the root.
 """
 
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
-import numpy as np
 import torch
+from commands import load_command
 from tiny import SIZES
 from transformers import DynamicCache
 
@@ -20,6 +20,7 @@ from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.families import cache_name
 
 Path = tuple[int, ...]
+one_file = load_command("one_file.py")
 
 
 def node_ancestors(parents: Sequence[int], node: int) -> list[int]:
@@ -50,26 +51,17 @@ def paths(tokens: Sequence[int], parents: Sequence[int]) -> list[Path]:
 
 def grow(
     logits_of: Callable[[Path], torch.Tensor], *, depth: int, top_k: int, drafts: int
-) -> tuple[list[np.float32], list[Path], list[Path]]:
-    """What EAGLE-2 drafts: the scores of all candidates, what was expanded, what reranking keeps.
+) -> tuple[list[Path], list[Path]]:
+    """What EAGLE-2 drafts, which one_file.py says: what is expanded, in order, and what reranking
+    keeps, level by level."""
+    logits_of = cache(logits_of)
 
-    Expand the `top_k` best of each level `depth` times, then keep the best `drafts` of all. Equal
-    scores: whoever was drafted first. Scores are float32, as the paper's values in log.
-    """
-    pool: list[tuple[np.float32, Path]] = []
-    expanded: list[Path] = []
-    frontier = [(np.float32(0), ())]
-    for _ in range(depth):
-        level = []
-        for score, path in frontier:
-            expanded.append(path)
-            logp_V = torch.log_softmax(logits_of(path).float(), dim=-1).numpy()
-            tokens = sorted(range(len(logp_V)), key=lambda token: -logp_V[token])
-            level += [(score + logp_V[token], (*path, token)) for token in tokens[:top_k]]
-        pool += level
-        frontier = sorted(level, key=lambda candidate: -candidate[0])[:top_k]
-    best = sorted(range(len(pool)), key=lambda i: -pool[i][0])[:drafts]
-    return [score for score, _ in pool], expanded, [pool[i][1] for i in sorted(best)]
+    def head(text, nodes, feature_SD):
+        return torch.zeros(len(nodes), 1), torch.stack([logits_of(path).float() for path in nodes])
+
+    nodes, logits = one_file.propose(head, [0, 0], torch.zeros(1, 1), drafts, depth, top_k)
+    expanded = list(logits)
+    return expanded, sorted(nodes[1:], key=lambda path: expanded.index(path[:-1]))
 
 
 def assert_grown(
@@ -77,7 +69,7 @@ def assert_grown(
 ) -> None:
     """A drafter's tree is what EAGLE-2 drafts of these logits [V], row by row."""
     depth, top_k = config.tree_depth, config.branch_top_k
-    *_, kept = grow(logits_of, depth=depth, top_k=top_k, drafts=config.num_draft_tokens)
+    _, kept = grow(logits_of, depth=depth, top_k=top_k, drafts=config.num_draft_tokens)
     node_paths, token_R = paths(tree.token_N.tolist(), tree.parent_N.tolist()), tree.draft_token_R
     assert set(node_paths[1:]) == set(kept) and tree.size == config.num_draft_tokens + 1
     assert tree.draft_row_N[0] >= 0
