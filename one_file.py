@@ -31,7 +31,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 @torch.inference_mode()
 def generate(target, head, prompt, threshold, stop, budget, tree=(15, 4, 6), temperature=0, seed=0):
     """The answer's tokens, which of them are fuzzy, and how many tokens every round emitted."""
-    # Each place of the answer has a random number (in the library three, of which this is one).
+    # Each place of the answer has a random number: of the library's three the first.
     uniform_P3 = torch.rand(budget + tree[1], 3, generator=torch.Generator().manual_seed(seed))
     # Prefill: the target reads the prompt and writes the first token, which is the first root.
     cache = DynamicCache()
@@ -163,7 +163,7 @@ class Head:
         config = LlamaConfig.from_pretrained(folder, attn_implementation="eager")
         weights = load_file(f"{folder}/model.safetensors")
         self.embed, self.lm_head_VD = target.get_input_embeddings(), target.lm_head.weight
-        # Ids of the tokens that it drafts, which its file has less 0, 1, 2 ...; without it all ids.
+        # It drafts the token of id i + d2t[i] for each of its rows i; without d2t all tokens.
         offset_R = weights.pop("d2t", torch.zeros(config.vocab_size, dtype=torch.int64))
         self.token_R = torch.arange(len(offset_R)) + offset_R
         self.fc = [weights.pop(key).float() for key in ("fc.weight", "fc.bias") if key in weights]

@@ -1,5 +1,6 @@
 """Acceptance: from a round's logits to its tokens. `tabulate` tells a rule what it may know, the
-rule chooses the accepted path, and tokens and cost follow from it for all rules.
+rule chooses the accepted path, and tokens and cost follow from it for all rules. What a rule and
+what it is told are in verified.py and columns.py, which are to be read first.
 
 Axes: N nodes, M nodes whose rows are looked at, C drafts, V vocabulary, S depths.
 """
@@ -47,13 +48,15 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Policy:
+    """How an answer's tokens are accepted: the rule, the sampling filters, the guards."""
+
     rule: Rule
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     guards: tuple[Guard, ...] = ()
 
     def check(self, drafter: Drafter) -> None:
-        """Refuse a rule that has no meaning with the sampling, the guards or the drafter, in whose
-        place its settings may stand."""
+        """Refuse what does not go together. The drafter may be its settings alone, before it is
+        built."""
         _ = self.columns  # that there are such
         self.rule.check(self.sampling, drafter, self.guards)
 
@@ -176,13 +179,16 @@ def tabulate(
     table += [(PLACES | DRAFTS)[name](rows) for name in policy.columns]
     numbers = torch.cat([part.double() for part in table]).cpu()
     parts = numbers.split([len(part) for part in table])
-    # 3. By node: a place's number by the place, a draft's by the draft.
+    # 3. By node: a place's number by the place, of those with drafts alone on every device; a
+    #    draft's by the draft.
     token, parent, node, exact_token = [part.long().tolist() for part in parts[:4]]
     exact = dict(zip(node, zip(exact_token, parts[4].tolist(), strict=True), strict=True))
     values = {}
     for name, part in zip(policy.columns, parts[5:], strict=True):
-        of_places = name in PLACES
-        values[name] = dict(zip(node if of_places else range(1, N), part.tolist(), strict=True))
+        nodes = node if name in PLACES else range(1, N)
+        values[name] = dict(zip(nodes, part.tolist(), strict=True))
+        if name in PLACES and N > 1:
+            values[name] = {v: values[name][v] for v in {*parent[1:]}}
 
     def draw_leaf(v: int) -> tuple[int, float]:
         """A leaf's token is drawn when the path ends there."""

@@ -12,7 +12,7 @@ from eagle_fsd.decoding.tree import DraftTree
 class Round:
     """What the loop yields: prefill, which has tokens only, and then every round. The tokens are
     trimmed, the acceptance is not; tree and logits are what the rule saw, the logits good until the
-    next round."""
+    target's next forward, for whichever answer."""
 
     tokens: list[int]
     finish: str | None

@@ -50,8 +50,8 @@ class PreallocatedLayer(CacheLayerMixin):
         return self._cache().length + query_length, 0
 
     def get_seq_length(self) -> int | torch.Tensor:
-        """Rows before the new ones; with `positions` what the model adds to 0, 1, 2, .. to place
-        the new ones."""
+        """Rows before the new ones. Llama 4 adds 0, 1, 2, .. to what it is given here to place the
+        new ones, so with `positions` it is what makes these sums the true positions."""
         cache = self._cache()
         if cache.positions is None:
             return cache.length
@@ -67,7 +67,7 @@ class HybridLayer(RecurrentLayer, PreallocatedLayer):
     def __init__(self, cache: "TreeCache", index: int):
         PreallocatedLayer.__init__(self, cache, index)
         RecurrentLayer.__init__(self, cache)
-        # which the second of transformers' own two classes clears
+        # which RecurrentLayer's own class would take for that of its states
         self.is_initialized = False
 
     def lazy_initialization(self, *rows: torch.Tensor, **states) -> None:
@@ -94,13 +94,13 @@ class TreeCache(Cache):
         pooled: one buffer for all layers; False where they lie on several devices.
 
     Attributes:
-        length: valid rows; who has run a forward sets it.
+        length: valid rows; whoever runs a forward sets it, Target or a drafter.
         committed: rows of the prompt and of the answer without its last token, which is the root of
             the next tree and has not been run.
         row_N, end: of the forward that runs, see `write`.
         positions: None, or int64 [N], the positions of a forward's new rows, for a model that asks
             the cache where they stand (Target.run).
-        forward: None, or the tree that the forward runs over recurrent layers.
+        tree: None, or the tree that the forward runs over recurrent layers.
     """
 
     def __init__(
@@ -137,12 +137,12 @@ class TreeCache(Cache):
         end: int,
         *,
         positions: torch.Tensor | None = None,
-        forward: TreeForward | None = None,
+        tree: TreeForward | None = None,
     ) -> None:
         """Before a forward: which rows it writes, int64 [N], and that it reads the first `end`,
         valid or not, of which a mask hides those that are not. For the others see the class."""
         self.row_N, self.end = row_N, end
-        self.positions, self.forward = positions, forward
+        self.positions, self.tree = positions, tree
 
     def buffers(
         self, index: int, key_states: torch.Tensor, value_states: torch.Tensor

@@ -29,7 +29,7 @@ def decode_rounds(
     Axes: P positions of the answer, L prompt tokens, N tree nodes, A nodes of the accepted path, V
     vocabulary, F features.
 
-    BadInput: see check_request; logits are NaN or infinite.
+    BadInput, when the first round is asked for: see check_request; logits are NaN or infinite.
     """
     check_request(target, prompt, config.stop)
     stop, device, room = config.stop, target.device, len(prompt) + config.stop.max_new_tokens
@@ -37,7 +37,7 @@ def decode_rounds(
     policy, cache = config.policy.begin(), target.begin(room + drafter.max_nodes)
     drafter = drafter.begin(room, prompt[0], policy.sampling, config.seed)
     try:
-        # 1. Prefill: the prompt's forward emits the answer's first token, the root.
+        # 0. Prefill: the prompt's forward emits the answer's first token, the root.
         logits_V, features_LF = target.prefill(cache, torch.tensor(prompt, device=device))
         root = draw(logits_V[None], uniform_P3[:1, 0].to(device), policy.sampling).tolist()
         drafter.observe(features_LF, [*prompt[1:], *root])
@@ -46,10 +46,11 @@ def decode_rounds(
         yield Round(answer, finish)
         while finish is None:
             assert cache.committed == len(prompt) + len(answer) - 1  # the root has not been run
-            # 2. The drafter proposes a tree below the root, and the target verifies it.
+            # 1. Propose: the drafter grows a tree below the root.
             tree = drafter.propose()
+            # 2. Verify: the target runs all of its nodes in one forward.
             logits_NV, features_NF = target.verify(cache, tree)
-            # 3. The rule accepts a path of it, which emits as many tokens as it has nodes.
+            # 3. Accept: the rule chooses a path, which emits as many tokens as it has nodes.
             accepted = accept(
                 tree,
                 logits_NV,
@@ -58,7 +59,7 @@ def decode_rounds(
                 stop_token_ids=stop.token_ids,
                 answer=answer,
             )
-            # 4. The path is committed; the last token that it emits is the next tree's root.
+            # 4. Commit: the path is kept; the last token that it emits is the next tree's root.
             # (copies of up to 64 KB to a CUDA device return at once: its programming guide)
             path_A = torch.tensor(accepted.path).to(device, non_blocking=True)
             target.commit(cache, path_A)

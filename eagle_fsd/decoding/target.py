@@ -4,8 +4,9 @@ A tree is verified in one forward of the unmodified model: a 4-D additive float 
 see the committed prefix and its own ancestors, and explicit position_ids place it by its depth (a
 boolean mask would be silently wrong with eager attention).
 
-Axes: L prompt tokens, N tree nodes, A accepted path with its root, V vocabulary, D hidden size,
-F features: what a draft head reads of the target (D, or several layers' D side by side).
+Axes: L prompt tokens, N tree nodes, K rows of the cache, M nodes whose logits are wanted, A
+accepted path with its root, B sequences, V vocabulary, D hidden size, F features: what a draft head
+reads of the target (D, or several layers' D side by side).
 """
 
 import copy
@@ -49,8 +50,8 @@ def generation_defaults(config: GenerationConfig) -> dict[str, object]:
 
 class Target:
     """A target model, of which any number of answers may be under way: what it knows of one is in
-    that answer's cache (`begin`). One made by hand is not tried: some families verify trees wrongly
-    (engine.trial.check_target).
+    that answer's cache (`begin`). Who makes a Target by hand skips the trial (engine/trial.py), and
+    some families verify trees wrongly.
 
     Args:
         model: in eval mode. Its generation config is cleared but for the stop tokens, so that
@@ -114,7 +115,7 @@ class Target:
         self.embed_tokens: nn.Module = model.get_input_embeddings()
         repeats = engine.mask_repeats(text_config(rebuilt.config))
         self.masks = partial(layer_masks, self.config, dtype=self.dtype, repeats=repeats)
-        self._step = engine.wrap(self.run)
+        self._step = engine.wrap(self.run)  # `run`, as the engine may compile it for trees
 
     def first_layers(self, count: int) -> "Target":
         """A target of the model's first layers, its final norm and its lm_head, on its weights."""
@@ -136,6 +137,7 @@ class Target:
         self, cache: TreeCache, prompt_L: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the prompt; returns the logits of the token after it [V], and features [L, F]."""
+        assert cache.length == 0, "an answer has one prefill"
         L = len(prompt_L)
         row_L = cache.next_rows(L, self.device)
         (logits_V,), features_LF = self.run(cache, prompt_L, row_L, read_M=row_L[-1:])
@@ -215,7 +217,7 @@ class Target:
             position_N = position_N.clamp_max(self.max_positions - 1)
             named["position_ids"] = position_N[None]
         asked = position_N if self._asks_positions else None
-        cache.write(row_N, end, positions=asked, forward=named.get(ARGUMENT))
+        cache.write(row_N, end, positions=asked, tree=named.get(ARGUMENT))
         (hidden_ND,), (features_NF,) = self.forward(
             token_N[None], cache=cache, attention_mask=mask, **named
         )

@@ -104,9 +104,10 @@ class Drafter(Protocol):
     def begin(
         self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
     ) -> Self:
-        """A drafter for one answer, of at most `capacity` tokens, of which `observe` gives all but
-        the first; the last round may observe up to max_nodes more. Drafts that are sampled are so
-        by the answer's settings and by numbers of its seed other than loop.answer_uniforms."""
+        """A drafter for one text, of at most `capacity` tokens, prompt and answer. `observe` gives
+        all but the first of them; the last round may observe up to max_nodes more. Drafts that are
+        sampled are so by the answer's settings and by numbers of its seed other than those of
+        loop.answer_uniforms."""
         return copy.copy(self)
 
     def observe(

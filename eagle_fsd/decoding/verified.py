@@ -1,5 +1,9 @@
 """What a rule sees of a round, in plain Python numbers; and what a rule and a guard are.
 
+The exact token after a node is the one that the target itself emits there, drawn by the answer's
+own random number; a draft that bears it is a hit. A rule that takes another draft in its place
+emits a fuzzy token.
+
 acceptance.tabulate makes a VerifiedTree after every verification; it is the only way from logits to
 what a rule reads. The rules themselves are in eagle_fsd/rules, and registered in rules.RULES.
 
@@ -87,11 +91,13 @@ class VerifiedTree:
             raise BadInput(f"node {node} has no {column!r}, which is of {of}") from None
 
     def exact(self, v: int) -> tuple[int, float]:
+        """The exact token after v, and its regret."""
         if v not in self._exact:
             self._exact[v] = self._draw_leaf(v)
         return self._exact[v]
 
     def hit(self, v: int) -> int | None:
+        """The child of v that bears the exact token; None: it was not drafted."""
         for child in self.children[v]:
             if self.tokens[child] == self._exact[v][0]:
                 return child
@@ -120,7 +126,7 @@ class VerifiedTree:
         return self._uniforms[self.depths[v]][column]
 
     def pick(self, v: int, weights: Mapping[int, float]) -> int:
-        """One of v's children, drawn in proportion to its weight; one of weight zero never is."""
+        """One of v's children, drawn in proportion to its weight, which one at least must have."""
         point, last = self.uniform(v, 1) * math.fsum(weights.values()), next(iter(weights))
         for child, weight in weights.items():
             point -= weight
@@ -193,9 +199,9 @@ class Rule:
         return tree.hit(v)
 
     def tv(self, tree: VerifiedTree, v: int) -> float:
-        """1/2 sum |emitted distribution - P| at a node with children on the accepted path; NaN if
-        unknown, which at temperature 0 says that the rule draws nothing: the token is fuzzy, and
-        TV is 1, or it is not, and TV is 0."""
+        """1/2 sum |emitted distribution - P| at a node with children on the accepted path; NaN:
+        unknown. At temperature 0 `accept` then takes 1 where the token is fuzzy and 0 elsewhere, so
+        that a rule which draws nothing needs none of its own."""
         return math.nan
 
 

@@ -47,7 +47,7 @@ class RecurrentLayer(LinearAttentionLayer):
 
     def __init__(self, cache: Cache):
         super().__init__()
-        self._cache = weakref.ref(cache)  # whose `forward` is the TreeForward that runs, or None
+        self._cache = weakref.ref(cache)  # whose `tree` is the TreeForward that runs, or None
         self._forget_tree()
 
     def _forget_tree(self) -> None:
@@ -58,7 +58,7 @@ class RecurrentLayer(LinearAttentionLayer):
     def update_conv_state(
         self, conv_states: torch.Tensor, state_idx: int = 0, **kwargs
     ) -> torch.Tensor:
-        forward = self._cache().forward
+        forward = self._cache().tree
         self._forget_tree()
         if forward is None:
             return super().update_conv_state(conv_states, state_idx, **kwargs)
@@ -68,7 +68,7 @@ class RecurrentLayer(LinearAttentionLayer):
     def update_recurrent_state(
         self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs
     ) -> torch.Tensor:
-        if self._cache().forward is not None:
+        if self._cache().tree is not None:
             return recurrent_states
         return super().update_recurrent_state(recurrent_states.float(), state_idx, **kwargs)
 
