@@ -1,8 +1,6 @@
-"""Rows of metrics as Markdown, as CSV, on a terminal and in a sentence; and curves: loss at equal
+"""Rows of metrics as Markdown, on a terminal and in a sentence; and curves: loss at equal
 gain, read off between values, with intervals over questions."""
 
-import csv
-import io
 import math
 
 import numpy as np
@@ -116,21 +114,6 @@ def test_one_slow_answer_moves_the_total_and_not_the_median():
     assert after["speed_vs_plain"]["value"] < 0.7 * before["speed_vs_plain"]["value"]
     median = before["median_speed_vs_plain"]["value"]
     assert after["median_speed_vs_plain"]["value"] == pytest.approx(median, rel=0.1)
-
-
-def test_csv():
-    """One line an arm under one header; intervals are columns beside their rate; what a
-    spreadsheet would run stays text."""
-    rows = [row | {"note": "=1+1", "nothing": None} for row in summarize(made_run(8))]
-    rows[1]["note"] = "a\r=1"  # bug held down: a line of its own, and a formula
-    lines = list(csv.DictReader(io.StringIO(tables.csv_text(rows), newline="")))
-    plain, fuzzy = lines[0], lines[2]
-    assert (fuzzy["arm"], fuzzy["rule"], fuzzy["value"], plain["value"]) == (FSD, "fsd", "0.2", "")
-    for key in ("tokens_per_round", "mean_logp_minus_plain"):  # a number, no formula
-        for end, text in rows[2][key].items():
-            assert float(fuzzy[key if end == "value" else f"{key}_{end}"]) == text
-    assert fuzzy["note"] == "'=1+1" and "nothing" not in fuzzy
-    assert len(lines) == len(rows) and lines[1]["note"] == "a\n=1"
 
 
 # --- curves ---------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def median_ratio(mine_Q2: Parts, theirs_Q2: Parts) -> Interval:
 class Metric:
     label: str  # title of the column
     form: str  # a format specification
-    tables: tuple[str, ...]  # the printed ones that show it; CSV and JSON have all
+    tables: tuple[str, ...]  # the printed ones that show it; JSON has all
     meaning: str  # a sentence for the page
     numerator: RecordNumber | None = None
     denominator: RecordNumber | None = None

@@ -1,8 +1,6 @@
-"""Rows of metrics as Markdown, as CSV, on a terminal and in a sentence, and the tables of a run, of
+"""Rows of metrics as Markdown, on a terminal and in a sentence, and the tables of a run, of
 which its summary and its page are made; metrics.py makes the rows."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -54,8 +52,6 @@ PHRASES = {
 REPEATS = 0.1  # more of it than in plain's: its gain is of another text
 PLAINS_SPEED = "plain's speed within noise ({:.2f} times)"
 OF_BASELINES = {PLAIN: ["tokens_per_second"], EXACT: ["speed_vs_plain", "tokens_per_round"]}
-# text that a spreadsheet would take for a formula
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def metric_columns(table: str) -> list[Column]:
@@ -128,33 +124,9 @@ def verdict(row: dict, noise: float = 0.0, *, score: dict | None = None) -> str:
     return ", ".join(parts).replace("%", " %")
 
 
-def csv_text(rows: list[dict]) -> str:
-    """A line a row under one header: {"value", "low", "high"} under X becomes X, X_low, X_high, any
-    other dict X_KEY; columns without anything are left out. Texts that a spreadsheet would take for
-    a formula begin with an apostrophe."""
-    flat: list[dict] = [{} for _ in rows]
-    for cells, row in zip(flat, rows, strict=True):
-        for key, value in row.items():
-            if isinstance(value, dict):
-                for end, part in value.items():
-                    cells[key if end == "value" else f"{key}_{end}"] = part
-            elif isinstance(value, str):
-                # csv quotes no carriage return, behind which a spreadsheet begins a line
-                cells[key] = "'" * value.startswith(FORMULA) + value.replace("\r", "\n")
-            else:
-                cells[key] = value
-    names = dict.fromkeys(name for row in flat for name in row)
-    names = [name for name in names if any(row.get(name) is not None for row in flat)]
-    text = io.StringIO()
-    table = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
-    table.writeheader()
-    table.writerows(flat)
-    return text.getvalue()
-
-
 class Table(NamedTuple):
     columns: Sequence[Column]
-    rows: list[dict]  # they have the columns' keys, and more for CSV and JSON
+    rows: list[dict]  # they have the columns' keys, and more for JSON
     note: str  # how to read it
 
 
