@@ -107,9 +107,5 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
         print(f"The page of its draft trees is in {options.html}", file=sys.stderr)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    run_command(run, [AnswerOptions, SamplingOptions, ModelOptions], arguments)
-
-
 if __name__ == "__main__":
-    main()
+    run_command(run, [AnswerOptions, SamplingOptions, ModelOptions])

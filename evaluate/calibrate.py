@@ -151,9 +151,5 @@ def report(
     print(f"\nwritten to {run.folder}: calibrate.md, calibrate.json, records/\n\n{text}")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    run_command(run_calibration, [CalibrateOptions, SamplingOptions, ModelOptions], arguments)
-
-
 if __name__ == "__main__":
-    main()
+    run_command(run_calibration, [CalibrateOptions, SamplingOptions, ModelOptions])

@@ -39,11 +39,7 @@ def report(options: ReportOptions, given: Namespace) -> None:
     print(f"written to {options.output}: index.html, tables.json and plots")
 
 
-def main(arguments: list[str] | None = None) -> None:
+if __name__ == "__main__":
     parser = HfArgumentParser(ReportOptions)
     parser.add_argument("runs", nargs="+", help="The folders of the runs.")
-    ended_by(lambda: report(*parse(parser, arguments)))
-
-
-if __name__ == "__main__":
-    main()
+    ended_by(lambda: report(*parse(parser)))

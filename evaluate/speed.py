@@ -115,9 +115,5 @@ def run_speed(
     print(f"\n{text}\nwritten to {run.folder}: speed.md, speed.json, records/")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    run_command(run_speed, [SpeedOptions, SamplingOptions, ModelOptions], arguments)
-
-
 if __name__ == "__main__":
-    main()
+    run_command(run_speed, [SpeedOptions, SamplingOptions, ModelOptions])

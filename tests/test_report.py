@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from commands import bench_options, load_command
+from commands import bench_options, run_main
 from hand_records import ARMS, TEXT, made_run, write_run
 
 from eagle_fsd.arms import parse_arm
@@ -23,7 +23,7 @@ from eagle_fsd.evaluation.tables import cell_text, verdict
 from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 from eagle_fsd.tasks.task_scores import compare_scores, score_run
 
-REPORT = load_command("evaluate/report.py")
+REPORT = "evaluate/report.py"
 NODE = shutil.which("node")
 FSD = "fsd:0.2"
 SESSION = {"session": "1", "timed": True}
@@ -39,7 +39,7 @@ def run_folder(tmp_path):
 @pytest.fixture(scope="module")
 def report_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
-    REPORT.main([str(write_run(folder / "run", made_run())), "--output", str(folder / "report")])
+    run_main(REPORT, write_run(folder / "run", made_run()), "--output", folder / "report")
     return folder / "report"
 
 
@@ -54,7 +54,7 @@ def table_rows(report: Path, table: str) -> list[dict]:
 def told(*arguments: object) -> str:
     """The error of a report that is refused."""
     with pytest.raises(SystemExit) as exit:
-        REPORT.main(list(map(str, arguments)))
+        run_main(REPORT, *arguments)
     return str(exit.value.code)
 
 
@@ -162,7 +162,7 @@ def test_several_runs_one_torn_and_of_one_question(run_folder, report_folder, tm
         first, second, *_ = path.read_text().splitlines(keepends=True)
         path.write_text(first + second[:50])
     before = contents(other)
-    REPORT.main([str(run_folder), str(other), "--output", str(output)])
+    run_main(REPORT, run_folder, other, "--output", output)
     assert "arm1.jsonl: its last line is torn" in capsys.readouterr().err
     assert contents(other) == before
     assert (output / "plot_speed.svg").read_text() != "of the old one"
@@ -187,7 +187,7 @@ def test_a_folder_of_something_else_is_left_alone(run_folder, report_folder, tmp
         assert contents(project) == before
     output = shutil.copytree(report_folder, tmp_path / "report")
     (output / "notes.txt").write_text("mine")
-    REPORT.main([str(run_folder), "--output", str(output)])
+    run_main(REPORT, run_folder, "--output", output)
     assert (output / "notes.txt").read_text() == "mine"
 
 
@@ -225,7 +225,7 @@ def test_scores_stand_in_tables_verdicts_and_answers(tmp_path):
     judged = {"arm": "exact", "question_id": 0, "choice": 0, "score": "judge gpt-4", "value": 8}
     of_judge = compare_scores([judged, judged | {"arm": "plain", "value": 6}])
     write_json(folder / "judge" / "gpt-4" / "single.json", {"rows": of_judge})
-    REPORT.main([str(folder), "--output", str(tmp_path / "report")])
+    run_main(REPORT, folder, "--output", tmp_path / "report")
     shown = table_rows(tmp_path / "report", "scores")
     means = {r["arm"]: r["mean"]["value"] for r in shown if r["score"] == "last_number"}
     assert list(means) == with_scores and len(set(means.values())) > 1
@@ -287,8 +287,8 @@ def traced(tmp_path_factory, models):
     folder = tmp_path_factory.mktemp("traced")
     options = [*bench_options(models, folder), "--questions", 2, "--traces", 1]
     options += ["--arms", "generate", "plain", "fsd:0.6"]
-    load_command("evaluate/mt_bench.py").main(list(map(str, options)))
-    REPORT.main([str(folder / "run"), "--output", str(folder / "report")])
+    run_main("evaluate/mt_bench.py", *options)
+    run_main(REPORT, folder / "run", "--output", folder / "report")
     return folder
 
 
