@@ -6,14 +6,14 @@
 Every question is answered once, by exact; at every round each arm is asked what it would do, which
 predicts its tokens a round, its tokens a second, its fuzzy share and its cost. The arm of most
 tokens a round within the tolerated cost is chosen (of equals the cheapest). What it does on texts
-of its own is measured by the command that is printed last. A killed run continues where it was: run
-the same command again. Arms, questions and the cost may change.
+of its own shows mt_bench.py. A killed run continues where it was: run the same command again. Arms,
+questions and the cost may change.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eagle_fsd.cli import run_command, shown_command
+from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput, check_least
 from eagle_fsd.options import ModelOptions, QuestionOptions, SamplingOptions, option
 
@@ -98,52 +98,35 @@ def run_calibration(
     rows = arm_rows([{arm.text: row[arm.text] for arm in arms} for row in by_question], exact.text)
     if rows[0]["tokens_per_round"]["value"] is None:
         raise BadInput("every answer ends with its first token: nothing is drafted")
-    report(run, rows, options, sampling_options, model_options)
+    report(run, rows, options.cost)
 
 
-def report(
-    run: "Run",
-    rows: list[dict],
-    options: CalibrateOptions,
-    sampling_options: SamplingOptions,
-    model_options: ModelOptions,
-) -> None:
-    """The table, of which exact is the first row, the arm that is chosen, and the command that
-    measures it with the same models on the same questions."""
+def report(run: "Run", rows: list[dict], cost: float) -> None:
+    """The table, of which exact is the first row, and the arm that is chosen."""
     from eagle_fsd.evaluation.calibrate import choose
     from eagle_fsd.evaluation.tables import columns, markdown_table
     from eagle_fsd.runs.jsonl import write_file, write_json
 
-    best = choose(rows, options.cost)
+    best = choose(rows, cost)
     arms = dict.fromkeys(["plain", rows[0]["arm"], best["arm"]])
-    words = ["--arms", *arms, "--turns", 1, "--max_new_tokens", options.max_new_tokens]
-    if options.output:
-        words += ["--output", f"{options.output}_bench"]
-    for name in ("question_file", "questions"):
-        if value := getattr(options, name):
-            words += [f"--{name}", value]
-    for group in (sampling_options, model_options):
-        for field in fields(group):
-            if (value := getattr(group, field.name)) != field.default:
-                words += [f"--{field.name}", value]
     shown = [*columns(arm="s", tokens_per_round=".2f"), ("over exact", "gain", ".2f")]
     shown += columns(tokens_per_second=".1f", cost=".4f", fuzzy_share=".4f")
     meaning = (
         "how far the distribution of a token is from the target's, as total variation from 0 to 1"
-        if sampling_options.temperature
+        if run.settings["temperature"]
         else "how much less probable a token is than the target's favourite, as regret in nats"
     )
     text = (
         f"{best['arm']}: {best['tokens_per_round']['value']:.2f} tokens a round, "
         f"{best['gain']['value']:.2f} times exact's, and "
         f"{best['tokens_per_second']['value']:.1f} tokens a second are predicted at a cost of "
-        f"{best['cost']['value']:.4f} a token, where {options.cost:g} is tolerated\n\n"
+        f"{best['cost']['value']:.4f} a token, where {cost:g} is tolerated\n\n"
         f"{markdown_table(rows, shown)}\n\n"
         f"The cost is a token's mean: {meaning}.\n"
         f"Predicted from the rounds of exact's answers to {rows[0]['questions']} questions. Tokens "
         "a second take a round of every arm to last as long as exact's did here, and leave the "
-        "prompt's forward out. What the arm does on its own texts shows\n\n"
-        f"    {shown_command('mt_bench.py', *words)}\n"
+        "prompt's forward out. What the arm does on its own texts shows evaluate/mt_bench.py with "
+        f"the same questions and models, by --turns 1 --arms {' '.join(arms)}\n"
     )
     whole = {"chosen": best["arm"], "rows": rows, "options": run.settings}
     write_json(run.folder / "calibrate.json", whole | {"sessions": run.sessions})
