@@ -83,7 +83,8 @@ def check(options: ConvertOptions) -> None:
     head, target = options.check
     config = load_target_config(target)
     if is_mtp(head):  # refused, where something is wrong with it
-        page, faults = load_head(head, config, target=target).page(), []
+        layer = load_head(head, config, target=target).config.target
+        page, faults = {"head": f"MTP of a checkpoint of type {layer.model_type}"}, []
     else:
         stored = stored_head(head, config, feature_layers=options.fused_layers)
         page, faults = stored.page(config.num_hidden_layers), stored.faults

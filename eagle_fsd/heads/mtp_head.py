@@ -185,17 +185,6 @@ class MtpHead(DraftHead):
             if config.own_lm_head:
                 self.lm_head = nn.Linear(D, config.vocab_size, bias=False)
 
-    def page(self) -> dict[str, str]:
-        """As StoredHead.page."""
-        config = self.config
-        return {
-            "head": f"MTP of a checkpoint of type {config.target.model_type}",
-            "layers": f"1 of {config.hidden_size:,} channels",
-            "weights": f"{sum(p.numel() for p in self.parameters()):,} numbers",
-            "drafts": f"all {config.vocab_size:,} tokens",
-            "reads": "the last hidden state, after its norm; then its own, after its norm",
-        }
-
     def forward(self, hidden_BTD, embedding_BTD, angle_T2d, *, cache=None, mask=None):
         output_BTD = self.step(
             embedding_BTD,
