@@ -88,12 +88,8 @@ def records_by_arm(folder: str | Path, **reading: Callable[[str], None]) -> dict
     for path in record_files(folder):
         for row in read_lines(path, **reading):
             if not {"arm", "question_id", "turns"} <= row.keys():
-                sessions = read_json(Path(folder, "run.json"))["sessions"]
-                made = next((f"; made by: {s['command']}" for s in sessions if "command" in s), "")
-                table = "".join(f"; its table is {found}" for found in Path(folder).glob("*.md"))
                 raise BadInput(
-                    f"{row.place} is no answer of an arm: give the folder of mt_bench.py, tasks.py "
-                    f"or speed.py{table}{made}"
+                    f"{row.place} is no answer of an arm: give a folder of mt_bench.py or tasks.py"
                 )
             records[row["arm"]][answer_key(row)] = row
     if not records:
