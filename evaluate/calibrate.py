@@ -105,7 +105,6 @@ def report(run: "Run", rows: list[dict], cost: float) -> None:
     """The table, of which exact is the first row, and the arm that is chosen."""
     from eagle_fsd.evaluation.calibrate import choose
     from eagle_fsd.evaluation.tables import columns, markdown_table
-    from eagle_fsd.runs.jsonl import write_file, write_json
 
     best = choose(rows, cost)
     arms = dict.fromkeys(["plain", rows[0]["arm"], best["arm"]])
@@ -128,10 +127,7 @@ def report(run: "Run", rows: list[dict], cost: float) -> None:
         "prompt's forward out. What the arm does on its own texts shows evaluate/mt_bench.py with "
         f"the same questions and models, by --turns 1 --arms {' '.join(arms)}\n"
     )
-    whole = {"chosen": best["arm"], "rows": rows, "options": run.settings}
-    write_json(run.folder / "calibrate.json", whole | {"sessions": run.sessions})
-    write_file(run.folder / "calibrate.md", text)
-    print(f"\nwritten to {run.folder}: calibrate.md, calibrate.json, records/\n\n{text}")
+    run.report("calibrate", text, chosen=best["arm"], rows=rows)
 
 
 if __name__ == "__main__":
