@@ -11,14 +11,10 @@ questions and the cost may change.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput, check_least
 from eagle_fsd.options import ModelOptions, QuestionOptions, SamplingOptions, option
-
-if TYPE_CHECKING:
-    from eagle_fsd.runs.folder import Run
 
 
 @dataclass
@@ -51,7 +47,7 @@ def run_calibration(
     from eagle_fsd.arms import parse_arms
     from eagle_fsd.decoding.request import DecodeConfig
     from eagle_fsd.evaluation.bench import answer_seed, check_lengths
-    from eagle_fsd.evaluation.calibrate import arm_rows, predict
+    from eagle_fsd.evaluation.calibrate import arm_rows, predict, report
     from eagle_fsd.evaluation.questions import check_same_questions, cut, read_questions, spread
     from eagle_fsd.rules.fsd import Exact
     from eagle_fsd.runs.folder import Run
@@ -99,35 +95,6 @@ def run_calibration(
     if rows[0]["tokens_per_round"]["value"] is None:
         raise BadInput("every answer ends with its first token: nothing is drafted")
     report(run, rows, options.cost)
-
-
-def report(run: "Run", rows: list[dict], cost: float) -> None:
-    """The table, of which exact is the first row, and the arm that is chosen."""
-    from eagle_fsd.evaluation.calibrate import choose
-    from eagle_fsd.evaluation.tables import columns, markdown_table
-
-    best = choose(rows, cost)
-    arms = dict.fromkeys(["plain", rows[0]["arm"], best["arm"]])
-    shown = [*columns(arm="s", tokens_per_round=".2f"), ("over exact", "gain", ".2f")]
-    shown += columns(tokens_per_second=".1f", cost=".4f", fuzzy_share=".4f")
-    meaning = (
-        "how far the distribution of a token is from the target's, as total variation from 0 to 1"
-        if run.settings["temperature"]
-        else "how much less probable a token is than the target's favourite, as regret in nats"
-    )
-    text = (
-        f"{best['arm']}: {best['tokens_per_round']['value']:.2f} tokens a round, "
-        f"{best['gain']['value']:.2f} times exact's, and "
-        f"{best['tokens_per_second']['value']:.1f} tokens a second are predicted at a cost of "
-        f"{best['cost']['value']:.4f} a token, where {cost:g} is tolerated\n\n"
-        f"{markdown_table(rows, shown)}\n\n"
-        f"The cost is a token's mean: {meaning}.\n"
-        f"Predicted from the rounds of exact's answers to {rows[0]['questions']} questions. Tokens "
-        "a second take a round of every arm to last as long as exact's did here, and leave the "
-        "prompt's forward out. What the arm does on its own texts shows evaluate/mt_bench.py with "
-        f"the same questions and models, by --turns 1 --arms {' '.join(arms)}\n"
-    )
-    run.report("calibrate", text, chosen=best["arm"], rows=rows)
 
 
 if __name__ == "__main__":
