@@ -230,11 +230,19 @@ class ModelOptions(ChatOptions, PluginOptions):
 
     def load(self, arms: Sequence["Arm"], *, keep_stock: bool = False) -> "Model":
         """models.loaded.load with these options, of what the arms need."""
+        from eagle_fsd.models.load import is_mtp
         from eagle_fsd.models.loaded import load
 
         # 1. The head: none, the one that is named, or the target's own MTP layer.
-        kinds = [arm.drafter.head for arm in arms if arm.needs_head]
-        head = self.head or next(filter(None, kinds), "") if kinds else None
+        head = self.head if any(arm.needs_head for arm in arms) else None
+        for arm in arms:
+            if arm.needs_head and arm.drafter.head:
+                if head and not is_mtp(head):
+                    raise BadInput(
+                        f"arm {arm.text!r} drafts with the target's own MTP layer, and --head "
+                        f"{head} is another: leave it out, or compare the two in runs of their own"
+                    )
+                head = head or arm.drafter.head
         # 2. The draft model.
         pair = any(arm.needs_draft_model for arm in arms)
         if pair and not self.draft_model:
