@@ -144,15 +144,6 @@ def parse_arm(text: str, *, tree: str = "") -> Arm:
     one that states none."""
     if text in (PLAIN, *BY_TRANSFORMERS):
         return Arm(text, Exact() if text == PLAIN else None)
-    names = (*RULES, PLAIN, *BY_TRANSFORMERS)
-    several = [re.split("[:@]", part)[0] in names for part in text.split(",")]
-    if any(several[1:]):
-        parts = zip(text.split(","), several, strict=True)
-        apart = "".join((" " if begins else ",") + part for part, begins in parts)[1:]
-        raise BadInput(
-            f"arm {text!r} is several: arms are separated by spaces, as in: {apart}; where one is "
-            "taken, give one"
-        )
     rule_text, at, drafter_text = text.partition("@")
     with _about(text):
         rule, guards = _parse(rule_text, RULES, "rule", GUARDS)

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from eagle_fsd.cli import run_command
-from eagle_fsd.config import DEFAULT_ARM, BadInput, check_text
+from eagle_fsd.config import DEFAULT_ARM
 from eagle_fsd.options import ModelOptions, SamplingOptions, option
 
 
@@ -50,22 +50,15 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
     from eagle_fsd.arms import parse_arm
     from eagle_fsd.decoding.loop import StopConfig
     from eagle_fsd.evaluation.answering import TurnTrace
+    from eagle_fsd.messages import read_messages
     from eagle_fsd.runs.jsonl import write_file
     from eagle_fsd.timing import synchronized_time
 
-    if not options.prompt.strip():
-        raise BadInput("the prompt is empty: give --prompt some text")
-    check_text(options.prompt)
+    read_messages(options.prompt)  # is it text?
     arm = parse_arm(options.arm)
     arm.check_answers()
     arm.check(sampling.sampling())
     StopConfig(options.max_new_tokens)  # checked before weights load
-    folder, is_folder = os.path.dirname(options.html) or ".", os.path.isdir(options.html)
-    if options.html and (is_folder or not os.access(folder, os.W_OK)):
-        raise BadInput(
-            f"cannot write to --html {options.html}: name a file in a folder that is there, and "
-            "that you may write to"
-        )
     model = model_options.load([arm])
     trace = TurnTrace(model, arm) if options.html else None
     colored = "FORCE_COLOR" in os.environ or sys.stdout.isatty() and "NO_COLOR" not in os.environ
@@ -107,9 +100,5 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
         print(f"The page of its draft trees is in {options.html}", file=sys.stderr)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    run_command(run, [AnswerOptions, SamplingOptions, ModelOptions], arguments)
-
-
 if __name__ == "__main__":
-    main()
+    run_command(run, [AnswerOptions, SamplingOptions, ModelOptions])

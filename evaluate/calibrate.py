@@ -6,19 +6,15 @@
 Every question is answered once, by exact; at every round each arm is asked what it would do, which
 predicts its tokens a round, its tokens a second, its fuzzy share and its cost. The arm of most
 tokens a round within the tolerated cost is chosen (of equals the cheapest). What it does on texts
-of its own is measured by the command that is printed last. A killed run continues where it was: run
-the same command again. Arms, questions and the cost may change.
+of its own shows mt_bench.py. A killed run continues where it was: run the same command again. Arms,
+questions and the cost may change.
 """
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from eagle_fsd.cli import run_command, shown_command
+from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput, check_least
 from eagle_fsd.options import ModelOptions, QuestionOptions, SamplingOptions, option
-
-if TYPE_CHECKING:
-    from eagle_fsd.runs.folder import Run
 
 
 @dataclass
@@ -51,7 +47,7 @@ def run_calibration(
     from eagle_fsd.arms import parse_arms
     from eagle_fsd.decoding.loop import DecodeConfig
     from eagle_fsd.evaluation.bench import answer_seed, check_lengths
-    from eagle_fsd.evaluation.calibrate import arm_rows, predict
+    from eagle_fsd.evaluation.calibrate import arm_rows, predict, report
     from eagle_fsd.evaluation.questions import check_same_questions, cut, read_questions, spread
     from eagle_fsd.rules.fsd import Exact
     from eagle_fsd.runs.folder import Run
@@ -98,62 +94,8 @@ def run_calibration(
     rows = arm_rows([{arm.text: row[arm.text] for arm in arms} for row in by_question], exact.text)
     if rows[0]["tokens_per_round"]["value"] is None:
         raise BadInput("every answer ends with its first token: nothing is drafted")
-    report(run, rows, options, sampling_options, model_options)
-
-
-def report(
-    run: "Run",
-    rows: list[dict],
-    options: CalibrateOptions,
-    sampling_options: SamplingOptions,
-    model_options: ModelOptions,
-) -> None:
-    """The table, of which exact is the first row, the arm that is chosen, and the command that
-    measures it with the same models on the same questions."""
-    from eagle_fsd.evaluation.calibrate import choose
-    from eagle_fsd.evaluation.tables import columns, markdown_table
-    from eagle_fsd.runs.jsonl import write_file, write_json
-
-    best = choose(rows, options.cost)
-    arms = dict.fromkeys(["plain", rows[0]["arm"], best["arm"]])
-    words = ["--arms", *arms, "--turns", 1, "--max_new_tokens", options.max_new_tokens]
-    if options.output:
-        words += ["--output", f"{options.output}_bench"]
-    for name in ("question_file", "questions"):
-        if value := getattr(options, name):
-            words += [f"--{name}", value]
-    for group in (sampling_options, model_options):
-        for field in fields(group):
-            if (value := getattr(group, field.name)) != field.default:
-                words += [f"--{field.name}", value]
-    shown = [*columns(arm="s", tokens_per_round=".2f"), ("over exact", "gain", ".2f")]
-    shown += columns(tokens_per_second=".1f", cost=".4f", fuzzy_share=".4f")
-    meaning = (
-        "how far the distribution of a token is from the target's, as total variation from 0 to 1"
-        if sampling_options.temperature
-        else "how much less probable a token is than the target's favourite, as regret in nats"
-    )
-    text = (
-        f"{best['arm']}: {best['tokens_per_round']['value']:.2f} tokens a round, "
-        f"{best['gain']['value']:.2f} times exact's, and "
-        f"{best['tokens_per_second']['value']:.1f} tokens a second are predicted at a cost of "
-        f"{best['cost']['value']:.4f} a token, where {options.cost:g} is tolerated\n\n"
-        f"{markdown_table(rows, shown)}\n\n"
-        f"The cost is a token's mean: {meaning}.\n"
-        f"Predicted from the rounds of exact's answers to {rows[0]['questions']} questions. Tokens "
-        "a second take a round of every arm to last as long as exact's did here, and leave the "
-        "prompt's forward out. What the arm does on its own texts shows\n\n"
-        f"    {shown_command('mt_bench.py', *words)}\n"
-    )
-    whole = {"chosen": best["arm"], "rows": rows, "options": run.settings}
-    write_json(run.folder / "calibrate.json", whole | {"sessions": run.sessions})
-    write_file(run.folder / "calibrate.md", text)
-    print(f"\nwritten to {run.folder}: calibrate.md, calibrate.json, records/\n\n{text}")
-
-
-def main(arguments: list[str] | None = None) -> None:
-    run_command(run_calibration, [CalibrateOptions, SamplingOptions, ModelOptions], arguments)
+    report(run, rows, options.cost)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(run_calibration, [CalibrateOptions, SamplingOptions, ModelOptions])

@@ -68,9 +68,5 @@ def run_judge(options: JudgeOptions) -> None:
         print(f"\n{write_scores(folder / 'single', compare_scores(values))}")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    run_command(run_judge, [JudgeOptions], arguments)
-
-
 if __name__ == "__main__":
-    main()
+    run_command(run_judge, [JudgeOptions])

@@ -44,9 +44,5 @@ def run_mt_bench(
         print(report_bench(bench))
 
 
-def main(arguments: list[str] | None = None) -> None:
-    run_command(run_mt_bench, [MTBenchOptions, SamplingOptions, ModelOptions], arguments)
-
-
 if __name__ == "__main__":
-    main()
+    run_command(run_mt_bench, [MTBenchOptions, SamplingOptions, ModelOptions])

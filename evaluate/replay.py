@@ -14,10 +14,5 @@ again. More questions and heads may be added.
 from eagle_fsd.cli import run_command
 from eagle_fsd.evaluation.replay import ReplayOptions, run_replay
 
-
-def main(arguments: list[str] | None = None) -> None:
-    run_command(run_replay, [ReplayOptions], arguments)
-
-
 if __name__ == "__main__":
-    main()
+    run_command(run_replay, [ReplayOptions])

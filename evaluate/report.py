@@ -5,7 +5,7 @@
 
 Takes the folders of mt_bench.py and tasks.py, in any number and of one target; changes nothing in
 them, so that one may still be written to. Makes index.html (opens from the disk, needs no network,
-prints well), tables/*.csv and the plots, in place of an old report.
+prints well), tables.json and the plots, in place of an old report.
 """
 
 import sys
@@ -36,14 +36,10 @@ def report(options: ReportOptions, given: Namespace) -> None:
         raise BadInput(f"the runs are of different targets ({named}): make a report of each")
     for warning in write_report(runs, Path(options.output)):
         print(f"warning: {warning}", file=sys.stderr)
-    print(f"written to {options.output}: index.html, tables/ and plots")
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = HfArgumentParser(ReportOptions)
-    parser.add_argument("runs", nargs="+", help="The folders of the runs.")
-    ended_by(lambda: report(*parse(parser, arguments)))
+    print(f"written to {options.output}: index.html, tables.json and plots")
 
 
 if __name__ == "__main__":
-    main()
+    parser = HfArgumentParser(ReportOptions)
+    parser.add_argument("runs", nargs="+", help="The folders of the runs.")
+    ended_by(lambda: report(*parse(parser)))

@@ -59,7 +59,6 @@ def run_speed(
     from eagle_fsd.evaluation.tables import columns, markdown_table
     from eagle_fsd.models.load import load_target_config
     from eagle_fsd.runs.folder import Run
-    from eagle_fsd.runs.jsonl import write_file, write_json
     from eagle_fsd.speed.forwards import ROWS_NEEDED
     from eagle_fsd.speed.rounds import ROUND_PHASES, price_lines, profile_contexts
     from eagle_fsd.timing import check_one_process
@@ -109,15 +108,8 @@ def run_speed(
     parts += ["Single forwards in milliseconds, measured in turn:"]
     parts += [markdown_table(single, of_forward), NOTES, *price_lines(rounds, single)]
     text = "\n\n".join(parts) + "\n"
-    whole = {"options": run.settings, "sessions": run.sessions, "rounds": rounds}
-    write_json(run.folder / "speed.json", whole | {"forwards": single})
-    write_file(run.folder / "speed.md", text)
-    print(f"\n{text}\nwritten to {run.folder}: speed.md, speed.json, records/")
-
-
-def main(arguments: list[str] | None = None) -> None:
-    run_command(run_speed, [SpeedOptions, SamplingOptions, ModelOptions], arguments)
+    run.report("speed", text, rounds=rounds, forwards=single)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(run_speed, [SpeedOptions, SamplingOptions, ModelOptions])

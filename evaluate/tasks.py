@@ -74,9 +74,5 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
         print(report_bench(bench, scores=scores, further={"scorer": scorer}))
 
 
-def main(arguments: list[str] | None = None) -> None:
-    run_command(run_task, [TaskOptions, SamplingOptions, ModelOptions], arguments)
-
-
 if __name__ == "__main__":
-    main()
+    run_command(run_task, [TaskOptions, SamplingOptions, ModelOptions])

@@ -1,15 +1,17 @@
-"""Commands as modules, for tests that call their main in this process."""
+"""Commands as modules, and run in this process."""
 
 import importlib.util
 import json
 import re
 import resource
+import runpy
 import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
+from unittest import mock
 
 from transformers import HfArgumentParser
 
@@ -29,6 +31,12 @@ def load_command(path: str):
         sys.modules[name] = module  # dataclasses look their module up
         spec.loader.exec_module(module)
     return sys.modules[name]
+
+
+def run_main(path: str, *arguments: object) -> None:
+    """Does what `python PATH ARGUMENTS` does, in this process."""
+    with mock.patch.object(sys, "argv", [path, *map(str, arguments)]):
+        runpy.run_path(str(ROOT / path), run_name="__main__")
 
 
 def option_classes(path: str) -> list[type]:

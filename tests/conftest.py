@@ -6,7 +6,6 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as scripts/test.sh, where a process a core tests
 
-import sys  # noqa: E402
 
 import pytest  # noqa: E402
 
@@ -37,18 +36,17 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture
-def call(capsys, monkeypatch):
-    """Calls a command's main in this process, such as call("evaluate/mt_bench.py", *options), and
+def call(capsys):
+    """Runs a command in this process, such as call("evaluate/mt_bench.py", *options), and
     gives all that it printed; where it ended with an error, that.
     What it tells to type is checked."""
-    from commands import check_shown, load_command
+    from commands import check_shown, run_main
 
     def run(command: str, *options: object) -> str:
         words = [*map(str, options)]
-        monkeypatch.setattr(sys, "argv", [command, *words])
         capsys.readouterr()
         try:
-            load_command(command).main()
+            run_main(command, *words)
             told = "".join(capsys.readouterr())
         except SystemExit as exit:
             told = str(exit.code)

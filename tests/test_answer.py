@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from commands import load_command, model_options
+from commands import model_options, run_main
 
 import eagle_fsd
 from eagle_fsd.arms import parse_arm
@@ -15,7 +15,6 @@ from eagle_fsd.decoding.acceptance import Acceptance
 from eagle_fsd.decoding.answer import Round
 from eagle_fsd.evaluation.answering import answer_prompt
 
-answer = load_command("evaluate/answer.py")
 ARM, PROMPT, TOKENS = "random:0.7", "Hello", 30
 
 
@@ -108,7 +107,8 @@ def test_the_page_of_an_answer_holds_the_trees_of_its_rounds(model, models, caps
     report's, and a prompt that closes its script stays text."""
     page, prompt = tmp_path / "page.html", "Hello</script><b>"
     made = eagle_fsd.generate(model, prompt, arm=ARM, max_new_tokens=TOKENS)
-    answer.main(command_options(models, "--html", page, "--prompt", prompt))
+    options = command_options(models, "--html", page, "--prompt", prompt)
+    run_main("evaluate/answer.py", *options)
     assert capsys.readouterr().out == made.text + "\n"
     text = page.read_text(encoding="utf-8")
     (data,) = json.loads(re.search('<script[^>]* id="answer-data">(.*?)</script>', text)[1])

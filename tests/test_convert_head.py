@@ -128,11 +128,11 @@ def write_config(folder: Path, **changes) -> Path:
     return folder
 
 
-def check(capsys, head: Path | str, target: Path, *options) -> tuple[dict[str, list[str]], int]:
+def check(capsys, head: Path | str, target: Path) -> tuple[dict[str, list[str]], int]:
     """The lines by their label, and the number of faults that the command ends with."""
     faults = 0
     try:
-        convert("--check", head, target, *options)
+        convert("--check", head, target)
     except SystemExit as end:
         faults = int(str(end).partition("for ")[2].partition(": ")[2].partition(",")[0])
     lines: dict[str, list[str]] = {}
@@ -149,7 +149,8 @@ def test_a_sound_head_is_described(tmp_path, capsys):
     assert lines["layers"] == ["1 of 24 channels"] and lines["drafts"] == ["11 of 41 tokens"]
     assert lines["reads"] == ["hidden states 2, 16, 29"]
     assert "fused layers [1, 15, 28]: counted by what leaves a layer" in lines["assumed"][0]
-    lines, faults = check(capsys, head, target, "--feature_layers", "3, 20,30")
+    named = MODELOPT | {"feature_layers": [3, 20, 30]}
+    lines, faults = check(capsys, save(tmp_path / "named", named, weights(**THREE)), target)
     assert lines["reads"] == ["hidden states 3, 20, 30"] and not faults
 
 

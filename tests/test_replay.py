@@ -235,8 +235,7 @@ def test_command_writes_tables_and_is_extended(call, options, models, tmp_path):
     assert len(replay["levels"]) == 6
     for made in (folder, tmp_path / "texts"):
         told = call("evaluate/report.py", made, "--output", tmp_path / "report")
-        assert "is no answer of an arm" in told and "made by: python evaluate/replay.py" in told
-        assert (f"its table is {folder}/replay.md" in told) == (made == folder)
+        assert "is no answer of an arm: give a folder of mt_bench.py or tasks.py" in told
     (path,) = (folder / "records").iterdir()
     before = path.read_text()
     other = write_random_head(tmp_path / "other")

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from commands import load_command, model_options
+from commands import model_options, run_main
 from transformers import LlamaConfig
 
 import eagle_fsd
@@ -15,7 +15,6 @@ from eagle_fsd import timing
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.speed import forwards, rounds
 
-MAIN = load_command("evaluate/speed.py").main
 ARMS = ["plain", "exact", "fsd:0.3@eagle:5x2x3", "exact@ngram:10"]
 CPU = torch.device("cpu")
 
@@ -27,7 +26,7 @@ def call(models, folder, *extra) -> dict:
         patch.setattr(rounds, "NEW_TOKENS", 20)
         patch.setattr(rounds, "MEMORY_ROUNDS", 1)
         patch.setattr(forwards, "REPEATS", 2)
-        MAIN(list(map(str, options)))
+        run_main("evaluate/speed.py", *options)
     return json.loads((folder / "run" / "speed.json").read_text())
 
 

@@ -41,11 +41,6 @@ class ConvertOptions:
     check: list[str] = option(
         [], "A head, or mtp, and a target, to be looked at together; nothing is written."
     )
-    feature_layers: str = option(
-        "",
-        "Which hidden states of the target the head reads, as 2,18,33: number i is what enters "
-        "layer i. Empty: those that its config names.",
-    )
     draft_vocab: int = option(
         0, "Draft this many tokens only, the most frequent ones in --data. 0: as it is."
     )
@@ -58,12 +53,6 @@ class ConvertOptions:
     data: list[str] = option([], "Answers by which --draft_vocab chooses, as for train_head.py.")
 
     def __post_init__(self):
-        layers = [part.strip() for part in self.feature_layers.split(",")]
-        if self.feature_layers and not all(p.isdecimal() and len(p) < 5 for p in layers):
-            raise BadInput(
-                f"--feature_layers {self.feature_layers!r:.200} are no numbers such as 2,18,33"
-            )
-        self.fused_layers = tuple(map(int, layers)) if self.feature_layers else ()
         converts = bool(self.head and self.output)
         adds = self.head or self.output or self.draft_vocab or self.data or self.to
         if (len(self.check) != 2 or adds) if self.check else not converts:
@@ -83,9 +72,10 @@ def check(options: ConvertOptions) -> None:
     head, target = options.check
     config = load_target_config(target)
     if is_mtp(head):  # refused, where something is wrong with it
-        page, faults = load_head(head, config, target=target).page(), []
+        layer = load_head(head, config, target=target).config.target
+        page, faults = {"head": f"MTP of a checkpoint of type {layer.model_type}"}, []
     else:
-        stored = stored_head(head, config, feature_layers=options.fused_layers)
+        stored = stored_head(head, config)
         page, faults = stored.page(config.num_hidden_layers), stored.faults
     print(f"{head} for {target}")
     for label, text in [*page.items(), *(("wrong", each) for each in faults or ["nothing found"])]:
@@ -110,7 +100,7 @@ def run(options: ConvertOptions) -> None:
         )
     if os.path.exists(Path(options.output) / "config.json"):
         raise BadInput(f"--output {options.output} holds a config.json already: name another")
-    head, notes = read_head(options.head, feature_layers=options.fused_layers)
+    head, notes = read_head(options.head)
     kind = "EAGLE-3" if head.config.eagle3 else "EAGLE-1/2"
     print(f"read {options.head}: {kind} head; {'; '.join(notes)}")
     if options.to and (unread := unread_by(options.to, head.config)):

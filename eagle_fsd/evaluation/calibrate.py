@@ -13,6 +13,8 @@ from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.loop import DecodeConfig, answer_uniforms, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter
+from eagle_fsd.evaluation.tables import columns, markdown_table
+from eagle_fsd.runs.folder import Run
 from eagle_fsd.stats import paired_ratio, rate_interval
 from eagle_fsd.timing import synchronized_time
 
@@ -87,3 +89,29 @@ def choose(rows: Sequence[dict], cost: float) -> dict:
     known = [row for row in rows if row["cost"]["value"] is not None]
     within = [row for row in known if row["cost"]["value"] <= cost]
     return max(within, key=lambda row: (row["tokens_per_round"]["value"], -row["cost"]["value"]))
+
+
+def report(run: Run, rows: list[dict], cost: float) -> None:
+    """The table, of which exact is the first row, and the arm that is chosen."""
+    best = choose(rows, cost)
+    arms = dict.fromkeys(["plain", rows[0]["arm"], best["arm"]])
+    shown = [*columns(arm="s", tokens_per_round=".2f"), ("over exact", "gain", ".2f")]
+    shown += columns(tokens_per_second=".1f", cost=".4f", fuzzy_share=".4f")
+    meaning = (
+        "how far the distribution of a token is from the target's, as total variation from 0 to 1"
+        if run.settings["temperature"]
+        else "how much less probable a token is than the target's favourite, as regret in nats"
+    )
+    text = (
+        f"{best['arm']}: {best['tokens_per_round']['value']:.2f} tokens a round, "
+        f"{best['gain']['value']:.2f} times exact's, and "
+        f"{best['tokens_per_second']['value']:.1f} tokens a second are predicted at a cost of "
+        f"{best['cost']['value']:.4f} a token, where {cost:g} is tolerated\n\n"
+        f"{markdown_table(rows, shown)}\n\n"
+        f"The cost is a token's mean: {meaning}.\n"
+        f"Predicted from the rounds of exact's answers to {rows[0]['questions']} questions. Tokens "
+        "a second take a round of every arm to last as long as exact's did here, and leave the "
+        "prompt's forward out. What the arm does on its own texts shows evaluate/mt_bench.py with "
+        f"the same questions and models, by --turns 1 --arms {' '.join(arms)}\n"
+    )
+    run.report("calibrate", text, chosen=best["arm"], rows=rows)

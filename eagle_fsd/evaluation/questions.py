@@ -8,10 +8,9 @@ from pathlib import Path
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.runs.jsonl import read_records
-from eagle_fsd.thoughts import answer_of
 
 # where a row has its prompt, and its id if not in question_id
-PROMPTS = ("turns", "prompt", "question", "text", "instruction", "messages", "conversations")
+PROMPTS = ("turns", "prompt", "question", "text")
 IDS = ("question_id", "prompt_id", "id", "uid")
 
 
@@ -64,9 +63,8 @@ def _is_null(value: object) -> bool:
 def fastchat(row: dict | str, number: int) -> Question:
     """{question_id, turns, category ("all"), reference ([])}.
 
-    Or, numbered where there is no id: a text; {prompt}, {question} or {text}; {instruction, input};
-    {messages} or {conversations}, of the user alone. A prompt may be a list of turns or messages.
-    Without a reference `answer` is it, of GSM8K's what stands behind ####.
+    Or, numbered where there is no id: a text; {prompt}, {question} or {text}, of which a prompt may
+    be a list of turns. Without a reference `answer` is it, of GSM8K's what stands behind ####.
     """
     row = {"prompt": row} if isinstance(row, str) else row
     form = next((name for name in PROMPTS if name in row), "")
@@ -74,10 +72,6 @@ def fastchat(row: dict | str, number: int) -> Question:
         there = ", ".join(row) or "nothing"
         raise ValueError(f"it has none of {', '.join(PROMPTS)}, or null there, but {there}")
     turns = row[form] if isinstance(row[form], list) or form == "turns" else [row[form]]
-    if isinstance(turns, list):
-        turns = [_said(turn) for turn in turns]
-    if form == "instruction" and row.get("input"):
-        turns = [f"{row[form]}\n\n{row['input']}"]
     unnamed = None if form == "turns" else number
     question_id = next((row[name] for name in IDS if name in row), unnamed)
     reference = row.get("reference", row.get("answer", []))
@@ -87,16 +81,6 @@ def fastchat(row: dict | str, number: int) -> Question:
     if "reference" not in row:
         reference = [right.rpartition("####")[2].strip() for right in reference]
     return Question(question_id, row.get("category", "all"), turns, reference)
-
-
-def _said(turn: object) -> object:
-    """What a turn says that may be a message, {role, content} or ShareGPT's {from, value}."""
-    if not isinstance(turn, dict):
-        return turn
-    role = turn.get("role", turn.get("from", "user"))
-    if role not in ("user", "human"):
-        raise ValueError(f"it has a message of {role!r}: give the user's turns alone")
-    return turn.get("content", turn.get("value"))
 
 
 def read_questions(
@@ -142,16 +126,3 @@ def spread(
 def cut(questions: list[Question], turns: int) -> list[Question]:
     """The questions, each with its first turns only; 0: with all."""
     return [replace(question, turns=question.turns[: turns or None]) for question in questions]
-
-
-def fastchat_answers(records: list[dict]) -> list[dict]:
-    """FastChat's model_answer rows (fastchat/llm_judge/gen_model_answer.py), one a question, with
-    the texts behind thoughts."""
-    rows: dict[int | str, dict] = {}
-    for record in sorted(records, key=lambda record: record.get("choice", 0)):
-        row = {key: record[key] for key in ("question_id", "answer_id")}
-        row |= {"model_id": record["arm"], "choices": [], "tstamp": record["tstamp"]}
-        turns = [answer_of(turn) for turn in record["turns"]]
-        choices = rows.setdefault(record["question_id"], row)["choices"]
-        choices.append({"index": record.get("choice", 0), "turns": turns})
-    return list(rows.values())

@@ -170,7 +170,6 @@ def read_arms(texts: Sequence[str], tree: TreeConfig) -> "list[Arm]":
 def report(run: Run, records: Mapping[str, Sequence[dict]]) -> None:
     from eagle_fsd.evaluation.run_data import RunData
     from eagle_fsd.evaluation.tables import columns, markdown_table
-    from eagle_fsd.runs.jsonl import write_file, write_json
 
     options = run.settings
     made = RunData("", options, run.sessions, records)
@@ -189,10 +188,7 @@ def report(run: Run, records: Mapping[str, Sequence[dict]]) -> None:
     shown = [*columns(head="s", level="d"), ("top-1", "top1", ".3f"), ("top-8", "top8", ".3f")]
     parts += [markdown_table(rows["levels"], [*shown, ("JS", "js", ".4f")]), LEVEL_NOTE]
     text = "\n\n".join(parts) + "\n"
-    whole = {"title": title, "options": options, "sessions": run.sessions}
-    write_json(run.folder / "replay.json", whole | rows)
-    write_file(run.folder / "replay.md", text)
-    print(f"\n{text}\nwritten to {run.folder}: replay.md, replay.json, records/")
+    run.report("replay", text, title=title, **rows)
 
 
 def arm_row(records: Sequence[dict], arm: str) -> dict:

@@ -1,17 +1,13 @@
-"""Rows of metrics as Markdown, as CSV, on a terminal and in a sentence, and the tables of a run, of
+"""Rows of metrics as Markdown, on a terminal and in a sentence, and the tables of a run, of
 which its summary and its page are made; metrics.py makes the rows."""
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tabulate import tabulate
 
 from eagle_fsd.arms import BY_TRANSFORMERS, PLAIN
-from eagle_fsd.evaluation.curves import GAIN, GAINS, LEAST, WIDEST, equal_gain
-from eagle_fsd.evaluation.metrics import EXACT, METRICS
-from eagle_fsd.evaluation.record_numbers import Record
+from eagle_fsd.evaluation.metrics import EXACT, GAIN, METRICS
 from eagle_fsd.stats import LEAST_QUESTIONS, Interval
 
 Column = tuple[str, str, str]  # title, key of the row, format
@@ -54,8 +50,6 @@ PHRASES = {
 REPEATS = 0.1  # more of it than in plain's: its gain is of another text
 PLAINS_SPEED = "plain's speed within noise ({:.2f} times)"
 OF_BASELINES = {PLAIN: ["tokens_per_second"], EXACT: ["speed_vs_plain", "tokens_per_round"]}
-# text that a spreadsheet would take for a formula
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def metric_columns(table: str) -> list[Column]:
@@ -105,8 +99,7 @@ def verdict(row: dict, noise: float = 0.0, *, score: dict | None = None) -> str:
     row of task_scores.compare_scores. A speed that the noise (RunData's) or its own interval
     explains is called plain's. An arm of which nothing else is known has the length of its
     answers."""
-    gain = "tokens_per_round_vs_exact"
-    tokens = "tokens_per_round" if row[gain]["value"] is None else gain
+    tokens = "tokens_per_round" if row[GAIN]["value"] is None else GAIN
     keys = ["speed_vs_plain", tokens, "fuzzy_share", "mean_logp_minus_plain"]
     if (row["repetition_minus_plain"]["value"] or 0) >= REPEATS:
         keys.append("repetition_minus_plain")
@@ -124,37 +117,13 @@ def verdict(row: dict, noise: float = 0.0, *, score: dict | None = None) -> str:
             by_noise = 1 / (1 + noise) <= value <= 1 + noise
             if by_noise or low is not None and low <= 1 <= high:
                 phrase = PLAINS_SPEED
-        parts.append(phrase.format(value - 1 if key == gain else value))
+        parts.append(phrase.format(value - 1 if key == GAIN else value))
     return ", ".join(parts).replace("%", " %")
-
-
-def csv_text(rows: list[dict]) -> str:
-    """A line a row under one header: {"value", "low", "high"} under X becomes X, X_low, X_high, any
-    other dict X_KEY; columns without anything are left out. Texts that a spreadsheet would take for
-    a formula begin with an apostrophe."""
-    flat: list[dict] = [{} for _ in rows]
-    for cells, row in zip(flat, rows, strict=True):
-        for key, value in row.items():
-            if isinstance(value, dict):
-                for end, part in value.items():
-                    cells[key if end == "value" else f"{key}_{end}"] = part
-            elif isinstance(value, str):
-                # csv quotes no carriage return, behind which a spreadsheet begins a line
-                cells[key] = "'" * value.startswith(FORMULA) + value.replace("\r", "\n")
-            else:
-                cells[key] = value
-    names = dict.fromkeys(name for row in flat for name in row)
-    names = [name for name in names if any(row.get(name) is not None for row in flat)]
-    text = io.StringIO()
-    table = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
-    table.writeheader()
-    table.writerows(flat)
-    return text.getvalue()
 
 
 class Table(NamedTuple):
     columns: Sequence[Column]
-    rows: list[dict]  # they have the columns' keys, and more for CSV and JSON
+    rows: list[dict]  # they have the columns' keys, and more for JSON
     note: str  # how to read it
 
 
@@ -177,25 +146,12 @@ NOTES = {
     "Cost": POOLED,
     "Answers": POOLED,
     "By category": "Each category is measured by its own questions alone. All columns are pooled.",
-    "Equal gain": "For every line of arms, which differ in their rule's value only: what it has "
-    f"lost where its tokens per round are first {', '.join(map(str, GAINS))} times exact's, taken "
-    f"as linear between two of its arms whose gains differ by {WIDEST} at most. The column between "
-    "names the rule's values of these two; what lies between no two has no row. Where in between "
-    "the gain is cannot be told from them: measure it. The rule random is the control to compare "
-    "with. All columns are pooled. Those that end in \u201c- plain\u201d too: they are differences "
-    f"of pooled rates, and so not those of the table Arms. An interval needs {LEAST} questions.",
 }
 
 
-def run_tables(
-    records: Mapping[str, Sequence[Record]],
-    rows: list[dict],
-    by_category: list[dict],
-    scores: list[dict],
-) -> dict[str, Table]:
+def run_tables(rows: list[dict], by_category: list[dict], scores: list[dict]) -> dict[str, Table]:
     """Tables by title, those that hold something, scores first. Rows are those of summarize, of
     by_category and of task_scores.compare_scores."""
-    gain = (METRICS[GAIN].label, GAIN, METRICS[GAIN].form)
     arm, of_category = columns(arm="s"), columns(category="s", arm="s", questions="d")
     contents = {
         "Scores": (SCORES, scores),
@@ -204,10 +160,6 @@ def run_tables(
         "Cost": (arm + metric_columns("cost"), rows),
         "Answers": (columns(arm="s", answers="d") + metric_columns("answers"), rows),
         "By category": (of_category + metric_columns("categories"), by_category),
-        "Equal gain": (
-            [*columns(line="s"), gain, *columns(between="s"), *metric_columns("equal gain")],
-            equal_gain(records, rows),
-        ),
     }
     if len({row["category"] for row in by_category}) < 2:
         del contents["By category"]

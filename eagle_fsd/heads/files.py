@@ -66,16 +66,13 @@ class StoredHead:
 
 
 def read_head(
-    name: str | Path,
-    target_config: PretrainedConfig | None = None,
-    *,
-    feature_layers: tuple[int, ...] = (),
+    name: str | Path, target_config: PretrainedConfig | None = None
 ) -> tuple[DraftHead, list[str]]:
     """A head of any layout in its own dtype, on the CPU, every tensor of its file checked, and
     against the target where one is given; its layout and what was assumed, a sentence each.
     BadInput names the file that is broken, the setting that cannot run here, or the first of what
-    is wrong with the tensors or does not fit the target. `feature_layers`: see stored_head."""
-    stored = stored_head(name, target_config, feature_layers=feature_layers)
+    is wrong with the tensors or does not fit the target."""
+    stored = stored_head(name, target_config)
     if stored.faults:
         faults = first_faults(stored.faults)
         raise BadInput(f"the draft head in {stored.folder} does not fit: {faults}")
@@ -84,22 +81,14 @@ def read_head(
     return head, [f"layout: {stored.layout}", *stored.notes]
 
 
-def stored_head(
-    name: str | Path,
-    target_config: PretrainedConfig | None = None,
-    *,
-    feature_layers: tuple[int, ...] = (),
-) -> StoredHead:
-    """The same without refusing what is wrong with the tensors or does not fit the target.
-    `feature_layers` are the hidden states that it reads, whatever its config says."""
+def stored_head(name: str | Path, target_config: PretrainedConfig | None = None) -> StoredHead:
+    """The same without refusing what is wrong with the tensors or does not fit the target."""
     # 1. The config: its layout, and the head that it describes.
     folder = head_folder(name)
     path = folder / CONFIG_NAME
     target_layers = getattr(target_config, "num_hidden_layers", 0)
-    layout, config, notes = _stored_config(path, feature_layers, target_layers)
+    layout, config, notes = _stored_config(path, target_layers)
     misfits = [] if target_config is None else config.misfits(target_config)
-    if feature_layers and not config.eagle3:
-        misfits.append("a head of EAGLE-1/2 reads the last hidden state: name no feature layers")
     faults = [f"{path}: {misfit}" for misfit in misfits]
     # 2. The tensors under our names; what shows in these alone.
     files = Checkpoint(folder)
@@ -131,15 +120,10 @@ def stored_head(
     return StoredHead(folder, layout, config, notes, tensors, faults)
 
 
-def _stored_config(
-    path: Path, feature_layers: tuple[int, ...], target_layers: int
-) -> tuple[str, HeadConfig, list[str]]:
+def _stored_config(path: Path, target_layers: int) -> tuple[str, HeadConfig, list[str]]:
     """What read_config says of a file; BadInput: it describes no head that can be built here."""
     try:
-        values = json.loads(path.read_text())
-        if feature_layers:
-            values = values | {"feature_layers": list(feature_layers)}
-        layout, config, notes = read_config(values, target_layers)
+        layout, config, notes = read_config(json.loads(path.read_text()), target_layers)
         _shapes(config)
         return layout, config, notes
     except UNREADABLE as error:

@@ -164,7 +164,7 @@ def _fused_layers(
         return None, []
     note = (
         f"fused layers {ids}: counted by what {counted} a layer, so hidden states {layers}; if "
-        "others are meant, convert the head with --feature_layers"
+        "others are meant, write those that enter a layer into config.json as feature_layers"
     )
     return layers, [] if layout == "upstream" else [note]
 

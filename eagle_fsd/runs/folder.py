@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TextIO
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.runs.jsonl import append_lines, read_json, read_lines, write_json
+from eagle_fsd.runs.jsonl import append_lines, read_json, read_lines, write_file, write_json
 from eagle_fsd.runs.provenance import describe_run, without_checkout
 
 PATIENCE = timedelta(days=30)  # the shortest share of a run may wait this long for the longest
@@ -88,12 +88,8 @@ def records_by_arm(folder: str | Path, **reading: Callable[[str], None]) -> dict
     for path in record_files(folder):
         for row in read_lines(path, **reading):
             if not {"arm", "question_id", "turns"} <= row.keys():
-                sessions = read_json(Path(folder, "run.json"))["sessions"]
-                made = next((f"; made by: {s['command']}" for s in sessions if "command" in s), "")
-                table = "".join(f"; its table is {found}" for found in Path(folder).glob("*.md"))
                 raise BadInput(
-                    f"{row.place} is no answer of an arm: give the folder of mt_bench.py, tasks.py "
-                    f"or speed.py{table}{made}"
+                    f"{row.place} is no answer of an arm: give a folder of mt_bench.py or tasks.py"
                 )
             records[row["arm"]][answer_key(row)] = row
     if not records:
@@ -268,6 +264,14 @@ class Run:
         with self._adding:
             append_lines(self._place / f"{name}.jsonl", records)
             self.records[name] |= {self._key(record): record for record in records}
+
+    def report(self, name: str, text: str, **found: object) -> None:
+        """Write what was found as NAME.json, with settings and sessions, and its text as NAME.md,
+        and print that."""
+        whole = {"options": self.settings, "sessions": self.sessions} | found
+        write_json(self.folder / f"{name}.json", whole)
+        write_file(self.folder / f"{name}.md", text)
+        print(f"\n{text}\nwritten to {self.folder}: {name}.md, {name}.json, records/")
 
     def finish(self) -> None:
         """Wait for the other processes, whose records the main one then reads; all call it."""

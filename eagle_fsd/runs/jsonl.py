@@ -1,6 +1,5 @@
 """JSON-lines files: our own, which outlive a kill, and those that users bring."""
 
-import csv
 import gzip
 import io
 import json
@@ -8,15 +7,13 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 from eagle_fsd.config import BadInput, check_text, step_of_setup
 
 # that users' records come in
-FORMS = "JSON lines, a JSON list, CSV, TSV, Parquet, or .txt with a text a line, in UTF-8"
+FORMS = "JSON lines, a JSON list, Parquet, or .txt with a text a line, in UTF-8"
 
 
 class Row(dict):
@@ -73,9 +70,8 @@ def read_lines(
 
 def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
     """Records of a user's file with their numbers, those of lines where each has its own: JSON
-    lines or a JSON list, by content; CSV or TSV with a line of names, or .txt with a text a line,
-    by the file's name; Parquet. Text is UTF-8 or UTF-16, packed by gzip or not. BadInput if it is
-    missing, damaged, or anything else.
+    lines or a JSON list, by content; .txt with a text a line, by the file's name; Parquet. Text is
+    UTF-8 or UTF-16, packed by gzip or not. BadInput if it is missing, damaged, or anything else.
     """
     path = Path(path)
     if not os.path.isfile(path):  # of a name too long Path's own raises
@@ -83,7 +79,7 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
         raise BadInput(f"at {path} there is {there} that holds the records")
     number = 0
     try:
-        # 1. What the file is, by its first bytes; its name tells tables and texts alone.
+        # 1. What the file is, by its first bytes; its name tells texts alone.
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
         opened = gzip.open if packed else open
@@ -99,10 +95,7 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
             kind = Path(path.stem).suffix or kind
         first = begin.decode(encoding, "ignore").lstrip()[:1]
         with opened(path, "rt", encoding=encoding, newline="") as file:
-            # 2. Tables and texts.
-            if kind in (".csv", ".tsv"):
-                yield from _table(file)
-                return
+            # 2. Texts.
             if kind == ".txt" and first not in ("{", "["):
                 yield from ((n, text.strip()) for n, text in enumerate(file, 1) if text.strip())
                 return
@@ -124,31 +117,12 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield number, _parsed(line)
-    except (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         fault = f"{path} is damaged, or no UTF-8, behind line {number} ({error})"
         raise BadInput(f"{fault}: mend it, or save it anew") from error
     except (ValueError, RecursionError) as error:
         forms = "" if number > 1 else f"; give {FORMS}"
         raise BadInput(f"{path}, line {max(1, number)} is no record: {error}{forms}") from error
-
-
-def _table(file: TextIO) -> Iterator[tuple[int, dict]]:
-    """The rows of a table with a line of names; an empty cell is null, and of cells that hold JSON
-    those with a list are that list."""
-    csv.field_size_limit(2**31 - 1)  # conversations are long
-    first = file.readline()
-    delimiter = max(",;\t", key=first.count)
-    (names,) = csv.reader([first], delimiter=delimiter)
-    reader = csv.DictReader(file, names, restkey="", delimiter=delimiter)
-    for row in reader:
-        if "" in row:
-            raise csv.Error(f"line {reader.line_num + 1} has more cells than there are names")
-        for name, cell in row.items():
-            row[name] = cell or None
-            if cell and cell[0] == "[":
-                with suppress(ValueError, RecursionError):
-                    row[name] = _parsed(cell)
-        yield reader.line_num + 1, row
 
 
 def _parsed(text: str) -> object:

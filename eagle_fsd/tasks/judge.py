@@ -8,11 +8,10 @@ current openai package. Of a reply FastChat takes the first mark, and here the l
 import os
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tqdm import tqdm
+from tqdm.contrib.concurrent import thread_map
 
 from eagle_fsd.config import BadInput, one_line, step_of_setup
 from eagle_fsd.evaluation.questions import read_questions
@@ -127,8 +126,5 @@ def judge_all(model: str, requests: list[dict], verdicts: Run) -> None:
         verdicts.add("single", record | {"reply": reply, "error": refusal, "time": time.time()})
 
     verdicts.begin_session()
-    with ThreadPoolExecutor(CONCURRENCY) as pool:
-        try:
-            list(tqdm(pool.map(judge, requests), total=len(requests), unit="reply", desc="judge"))
-        finally:
-            pool.shutdown(cancel_futures=True)
+    # after a failure those under way end, and the others are not begun
+    thread_map(judge, requests, max_workers=CONCURRENCY, unit="reply", desc="judge")

@@ -2,13 +2,14 @@
 report on any number of runs, a folder of its own.
 
 index.html      everything, in one file that needs nothing else; marks the folder as a report
-tables/*.csv    arms, by_category, equal_gain, scores
+tables.json     the rows of all runs: arms, by_category, scores
 plot.svg        loss against gain, and plot_speed.svg against tokens per second
 
 Everything that comes from a run is untrusted text: page.html escapes it, page.js puts it in by
 textContent.
 """
 
+import json
 import os
 from collections.abc import Sequence
 from itertools import accumulate
@@ -23,17 +24,16 @@ from eagle_fsd.evaluation.metrics import METRICS
 from eagle_fsd.evaluation.plots import GAIN, INK, SPEED, caption, line_styles, plot_curves
 from eagle_fsd.evaluation.record_numbers import repetition
 from eagle_fsd.evaluation.run_data import RunData
-from eagle_fsd.evaluation.tables import NOTES, cell_text, csv_text, markdown_table, terminal_table
+from eagle_fsd.evaluation.tables import NOTES, cell_text, markdown_table, terminal_table
 from eagle_fsd.runs.folder import answer_key, lock_folder
 from eagle_fsd.runs.jsonl import write_file, write_json
 from eagle_fsd.thoughts import thought_tokens
 
-MADE_BY = '<meta name="generator" content="eagle_fsd report">'  # of page.html
-CSV = {title: title.lower().replace(" ", "_") for title in NOTES}  # names of tables
+MADE_BY = '<meta name="generator" content="eagle_fsd.report">'  # of page.html
+NAMES = {title: title.lower().replace(" ", "_") for title in NOTES}  # of tables
 PLOTS = {GAIN: "plot", SPEED: "plot_speed"}  # names of plots
 # the page first: a kill behind it leaves a report
-WRITTEN = ["index.html", *(f"tables/{name}.csv" for name in CSV.values())]
-WRITTEN += [f"{name}.svg" for name in PLOTS.values()]
+WRITTEN = ["index.html", "tables.json", *(f"{name}.svg" for name in PLOTS.values())]
 HERE = Path(__file__).parent
 
 
@@ -51,7 +51,9 @@ def report_bench(bench: Bench, *, scores: Sequence[dict] = (), further: dict | N
     )
     whole = {"title": title, "options": settings, "sessions": run.sessions, "notes": doubts}
     whole |= {"rows": rows, "by_category": run.categories}
-    whole |= {CSV[title]: made.rows for title, made in run.tables.items() if made.rows is not rows}
+    whole |= {
+        NAMES[title]: made.rows for title, made in run.tables.items() if made.rows is not rows
+    }
     write_json(folder / "summary.json", whole | (further or {}))
     verdicts = "\n".join(f"- {row['arm']}: {run.verdict(row)}" for row in rows)
     notes = [f"Note: {note}." for note in [*doubts, run.noise_note()] if note]
@@ -84,7 +86,7 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
                 "version: delete it): name another folder"
             )
     # 1. the rows of all runs
-    drawn, csv_rows = [], {}
+    drawn, whole = [], {}
     for run in runs:
         lead = f"{run.name}: " if len(runs) > 1 else ""  # runs are lines of their own
         for row in run.rows:
@@ -93,10 +95,10 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
         for title, table in run.tables.items():
             if title == "Arms" or table.rows is not run.rows:
                 named = [{"run": run.name} | row for row in table.rows]
-                csv_rows.setdefault(CSV[title], []).extend(named)
+                whole.setdefault(NAMES[title], []).extend(named)
     warnings = [f"{run.name}: {text}" for run in runs for text in run.doubts()]
     # 2. the files
-    files = {f"tables/{name}.csv": csv_text(rows) for name, rows in csv_rows.items()}
+    files = {"tables.json": json.dumps(whole, indent=2, allow_nan=False) + "\n"}
     figures = {}
     for across, name in PLOTS.items():
         svg = plot_curves(drawn, across=across)
