@@ -139,7 +139,9 @@ FORMS = [
     ({"prompt": "Why?", "category": None}, Question(0, "all", ["Why?"])),
     ({"question": "6?", "answer": "2 * 3\n#### 6", "id": "a"}, Question("a", "all", ["6?"], ["6"])),
     ({"question_id": 1, "text": "Why?", "reference": 42}, Question(1, "all", ["Why?"], ["42"])),
+    ({"instruction": "Add", "input": "1, 2", "output": "3"}, Question(0, "all", ["Add\n\n1, 2"])),
     ({"prompt": ["a", "b"], "prompt_id": 81}, Question(81, "all", ["a", "b"])),
+    ({"question_id": "x", "turns": [{"content": "a"}]}, Question("x", "all", ["a"])),
     # null, and NaN of pandas: regression, the right answer was "None"
     ({"question_id": 1, "turns": ["a"], "reference": None}, Question(1, "all", ["a"])),
     ({"question_id": 1, "turns": ["a"], "reference": float("nan")}, Question(1, "all", ["a"])),

@@ -10,7 +10,7 @@ from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.runs.jsonl import read_records
 
 # where a row has its prompt, and its id if not in question_id
-PROMPTS = ("turns", "prompt", "question", "text")
+PROMPTS = ("turns", "prompt", "question", "text", "instruction", "messages", "conversations")
 IDS = ("question_id", "prompt_id", "id", "uid")
 
 
@@ -63,8 +63,9 @@ def _is_null(value: object) -> bool:
 def fastchat(row: dict | str, number: int) -> Question:
     """{question_id, turns, category ("all"), reference ([])}.
 
-    Or, numbered where there is no id: a text; {prompt}, {question} or {text}, of which a prompt may
-    be a list of turns. Without a reference `answer` is it, of GSM8K's what stands behind ####.
+    Or, numbered where there is no id: a text; {prompt}, {question} or {text}; {instruction, input};
+    {messages} or {conversations}, of the user alone. A prompt may be a list of turns or messages.
+    Without a reference `answer` is it, of GSM8K's what stands behind ####.
     """
     row = {"prompt": row} if isinstance(row, str) else row
     form = next((name for name in PROMPTS if name in row), "")
@@ -72,6 +73,10 @@ def fastchat(row: dict | str, number: int) -> Question:
         there = ", ".join(row) or "nothing"
         raise ValueError(f"it has none of {', '.join(PROMPTS)}, or null there, but {there}")
     turns = row[form] if isinstance(row[form], list) or form == "turns" else [row[form]]
+    if isinstance(turns, list):
+        turns = [_said(turn) for turn in turns]
+    if form == "instruction" and row.get("input"):
+        turns = [f"{row[form]}\n\n{row['input']}"]
     unnamed = None if form == "turns" else number
     question_id = next((row[name] for name in IDS if name in row), unnamed)
     reference = row.get("reference", row.get("answer", []))
@@ -81,6 +86,16 @@ def fastchat(row: dict | str, number: int) -> Question:
     if "reference" not in row:
         reference = [right.rpartition("####")[2].strip() for right in reference]
     return Question(question_id, row.get("category", "all"), turns, reference)
+
+
+def _said(turn: object) -> object:
+    """What a turn says that may be a message, {role, content} or ShareGPT's {from, value}."""
+    if not isinstance(turn, dict):
+        return turn
+    role = turn.get("role", turn.get("from", "user"))
+    if role not in ("user", "human"):
+        raise ValueError(f"it has a message of {role!r}: give the user's turns alone")
+    return turn.get("content", turn.get("value"))
 
 
 def read_questions(
