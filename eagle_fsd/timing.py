@@ -2,6 +2,7 @@
 this process or its neighbours."""
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -14,7 +15,6 @@ from eagle_fsd.engine.threads import load_by_others
 from eagle_fsd.models.load import check_device
 
 BUSY = 0.5  # cores that others may keep busy
-TAKEN = 2.0  # GiB of a CUDA device that may be taken: contexts, ours among them
 Item = TypeVar("Item")
 
 
@@ -41,21 +41,32 @@ def check_one_process() -> None:
 
 
 def check_timing_alone(device: str) -> list[str]:
-    """Look around right before weights load and something is timed, on auto at every CUDA device.
-    Returns warnings, printed too."""
+    """Look around right before something is timed, on auto at every CUDA device: BadInput where
+    another process uses one. Returns warnings, printed too."""
     check_device(device)
     check_one_process()
     warnings = []
-    # 1. A CUDA device is this process's alone, by the memory that is taken there.
+    # 1. A CUDA device is this process's alone, by what nvidia-smi lists.
     every = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     for one in map(torch.device, every if device == "auto" else [device]):
-        if one.type == "cuda":
-            free, total = torch.cuda.mem_get_info(one)
-            if (taken := (total - free - torch.cuda.memory_reserved(one)) / 2**30) > TAKEN:
-                warnings.append(
-                    f"other processes hold {taken:.1f} GiB of {one}: speeds will be theirs too. "
-                    "Wait for them, or choose another device"
-                )
+        if one.type != "cuda":
+            continue
+        torch.zeros(1, device=one)  # a context of our own, so that one of the listed is us
+        query = ["nvidia-smi", f"--id=GPU-{torch.cuda.get_device_properties(one).uuid}"]
+        query += ["--query-compute-apps=pid", "--format=csv,noheader"]
+        try:
+            done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+            listed = [int(line) for line in done.stdout.split()]
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            warnings.append(f"cannot find out whether other processes use {one}: {error}")
+            continue
+        if others := other_processes(listed, os.getpid()):
+            raise BadInput(
+                f"other processes use {one} (by nvidia-smi: {', '.join(map(str, others))}): speeds "
+                "would be theirs too. Wait for them, or choose another device"
+            )
+        if not listed:
+            warnings.append(f"cannot find out who uses {one}: nvidia-smi does not list even us")
     # 2. The CPU is busy with others' work to a part alone.
     if (busy := load_by_others()) > BUSY:
         warnings.append(
@@ -65,3 +76,11 @@ def check_timing_alone(device: str) -> list[str]:
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return warnings
+
+
+def other_processes(listed: list[int], own: int) -> list[int]:
+    """The listed processes that are not this one. In a container the ids are the host's and ours
+    is not recognised: a single one is ours all the same."""
+    if own in listed:
+        return [process for process in listed if process != own]
+    return listed if len(listed) > 1 else []
