@@ -4,13 +4,14 @@ in others, and says which versions are here and which were tried."""
 from functools import wraps
 
 import pytest
-from tiny import FAMILIES, SIZES, random_model
+from tiny import FAMILIES, SIZES, random_model, tiny_head, tiny_target
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.engine import STOCK
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.engine.attention import takes_rotary
 from eagle_fsd.engine.trial import check_target, checked_target
 from eagle_fsd.families import CACHE_NAMES, cache_name
@@ -76,6 +77,18 @@ def test_a_fault_is_found_in_tested_families_and_in_others(family, break_it):
         with pytest.raises(BadInput, match=f"'{family}' are not supported") as error:
             refused()
         assert FAULTS[break_it] in str(error.value) and told_versions() in str(error.value)
+
+
+def test_a_head_is_tried_too():
+    target = tiny_target("llama")
+    head = tiny_head(target)
+    tree = TreeConfig(3, 2, 2)
+    assert head_drafter(head, target, tree).max_nodes == 4
+    attention = head.layers[0].self_attn
+    without(attention, cache_name(attention.forward))
+    with pytest.raises(BadInput, match="steps over a cache are not those of one forward") as error:
+        head_drafter(head, target, tree)
+    assert told_versions() in str(error.value)
 
 
 def test_what_takes_the_place_of_a_layer_takes_what_it_takes():

@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from tqdm import tqdm
 
-from eagle_fsd.config import TreeConfig, default_tree
+from eagle_fsd.config import BadInput, TreeConfig, default_tree
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.masks import additive_mask
 from eagle_fsd.decoding.target import Target
@@ -15,6 +16,10 @@ from eagle_fsd.drafters.growing import GrowingDrafter
 from eagle_fsd.engine import attention
 from eagle_fsd.heads.checkpoint import same_numbers
 from eagle_fsd.heads.draft_head import DraftHead
+from eagle_fsd.versions import told_versions
+
+TRIED = (0, 4, 5, 7)  # positions between which a head is tried, a piece at a time
+CLOSE = 0.05  # parts of an output by which two computations of it may differ
 
 
 def head_drafter(head: DraftHead | None, target: Target, tree: TreeConfig | None) -> Drafter:
@@ -24,7 +29,9 @@ def head_drafter(head: DraftHead | None, target: Target, tree: TreeConfig | None
         return RootDrafter()
     share_tables(head, target)
     head.to(target.device, target.dtype)
-    return EagleDrafter(head, target, tree or default_tree(target.device.type))
+    drafter = EagleDrafter(head, target, tree or default_tree(target.device.type))
+    check_steps(drafter, head)
+    return drafter
 
 
 @torch.no_grad()
@@ -53,6 +60,39 @@ def share_tables(head: DraftHead, target: Target) -> None:
             "it was trained with the head, or the head is of another checkpoint",
             file=sys.stderr,
         )
+
+
+@torch.inference_mode()
+def check_steps(drafter: "EagleDrafter", head: DraftHead) -> None:
+    """Refuse, by a BadInput, a head whose steps over a cache give other outputs here than the head
+    itself in one forward without one, on random features: see engine/trial.py, of targets."""
+    target, generator = drafter.target, torch.Generator().manual_seed(0)
+    F = target.hidden_size * max(1, len(target.feature_layers))
+    features_TF = torch.randn(TRIED[-1], F, generator=generator).to(target.device, head.dtype)
+    place_T = torch.arange(TRIED[-1], device=target.device)
+    token_T = place_T % target.vocab_size
+    # 1. All positions at once.
+    inputs = head.fuse(features_TF)[None], drafter.embed(token_T)[None], head.angles(place_T)
+    whole_TD = head(*inputs)[0]
+    # 2. Piece by piece, one of them a position alone.
+    cache = drafter.new_cache(TRIED[-1])
+    for start, end in pairwise(TRIED):
+        own = slice(start, end)
+        visible_TS = None
+        if start > 0 and (end - start > 1 or target.engine.compiles):
+            visible_TS = place_T[own, None] >= place_T[:end]
+        hidden_TD = drafter.hidden(features_TF[own])
+        placed = drafter.places(place_T[own]), place_T[own], visible_TS, place_T[:end], None
+        hidden_TD, _ = drafter.step(cache, hidden_TD, token_T[own], *placed)
+        cache.length = end
+        # Drafts may be rounded, and in 16 bits a router may choose another expert for a position.
+        far_T = (hidden_TD - whole_TD[own]).float().norm(dim=1)
+        error = (far_T / whole_TD[own].float().norm(dim=1)).median()
+        if error > CLOSE:  # that an output is no number is told by the round that meets it
+            raise BadInput(
+                "the draft head's steps over a cache are not those of one forward (relative error "
+                f"{error:.2g}), so its drafts would be of no use: {told_versions()}"
+            )
 
 
 class EagleDrafter(GrowingDrafter):
