@@ -68,6 +68,12 @@ def test_what_a_run_writes_and_may_be_continued_with(call, models, tmp_path):
     assert {row["tree"] for row in records.values()} == {"7x3x3"}
     first, second = records[0, 1]["turns"]  # the second continues the arm's own first answer
     assert second["prompt_tokens"] > first["prompt_tokens"] + len(first["token_ids"])
+    for answer in rows(tmp_path / "run/answers/exact.jsonl"):
+        # FastChat reads these keys (fastchat/llm_judge/common.py, gen_judgment.py)
+        assert set(answer) == {"question_id", "answer_id", "model_id", "choices", "tstamp"}
+        for choice in answer["choices"]:
+            turns = records[answer["question_id"], choice["index"]]["turns"]
+            assert choice["turns"] == [turn["text"] for turn in turns]
 
 
 def test_processes_answer_as_one(call, models, tmp_path):

@@ -224,6 +224,8 @@ def test_a_reasoning_target_s_whole_path(reasoning, tmp_path, call, capsys):
     assert [answer_of(turn) for turn in record["turns"]] == ["42", "42"]
     assert all(turn["thought"] > 0 for turn in record["turns"])
     assert record["turns"][1]["prompt_tokens"] == len(prompt_ids(tokenizer, talk[:3]))
+    (told,) = rows(run / "answers/exact.jsonl")
+    assert told["choices"][0]["turns"] == ["42", "42"]
     judged = [request["messages"][-1]["content"] for request in read_requests(run)]
     assert len(judged) == 2 and all("42" in text and "think>" not in text for text in judged)
     score_run({"exact": [record]}, read_questions(questions), "exact_match", tmp_path)

@@ -8,7 +8,7 @@ import pytest
 from commands import rows, write_rows
 from judge_server import rating
 
-from eagle_fsd.evaluation.questions import read_questions
+from eagle_fsd.evaluation.questions import fastchat_answers, read_questions
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.tasks.judge import parse_rating
 from eagle_fsd.tasks.task_scores import compare_scores
@@ -33,7 +33,7 @@ def write_run(folder, ids=IDS, note=""):
         for question in asked:
             said = [f"{{{arm}}} {question.question_id} {turn}{note}" for turn in (0, 1)]
             turns = [{"prompt": p, "text": t} for p, t in zip(question.turns, said, strict=True)]
-            place = {"question_id": question.question_id}
+            place = {"question_id": question.question_id, "answer_id": "x", "tstamp": 0.0}
             records.append(place | {"arm": arm, "turns": turns})
         write_rows(folder / "records" / f"{arm.replace(':', '_')}.jsonl", *records)
     return folder
@@ -49,18 +49,6 @@ def judge(call, monkeypatch, server, folder):
 
 def replies(folder) -> list[dict]:
     return rows(folder / "judge" / "gpt-4" / "verdicts" / "records" / "single.jsonl")
-
-
-def fastchat_answers(records: list[dict]) -> list[dict]:
-    """FastChat's model_answer rows (fastchat/llm_judge/gen_model_answer.py), one a question, as
-    its code reads them."""
-    rows: dict[int | str, dict] = {}
-    for record in sorted(records, key=lambda record: record.get("choice", 0)):
-        row = {"question_id": record["question_id"], "model_id": record["arm"], "choices": []}
-        turns = [turn["text"] for turn in record["turns"]]
-        choices = rows.setdefault(record["question_id"], row)["choices"]
-        choices.append({"index": record.get("choice", 0), "turns": turns})
-    return list(rows.values())
 
 
 def test_requests_ratings_and_scores_are_fastchats(

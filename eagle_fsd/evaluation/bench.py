@@ -4,10 +4,12 @@ Every question is answered by every arm, all turns; the next turn continues the 
 With a launcher the questions are shared out over its processes: each answer has a seed of its own,
 so the answers are those of one process, but their times are not to be compared.
 
-What is recorded, in records/ARM.jsonl, are tokens, times and rounds (runs/folder.py), and the trees
-of chosen answers.
+records/ARM.jsonl   tokens, times and rounds (runs/folder.py), and the trees of chosen answers
+answers/ARM.jsonl   the same answers in FastChat's format, all choices of a question in a line
 """
 
+import time
+import uuid
 import zlib
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -18,10 +20,11 @@ from eagle_fsd.arms import COMPILED, Arm, parse_arms
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.evaluation.answering import TurnTrace, answer_prompt, turn_record
-from eagle_fsd.evaluation.questions import Question, check_same_questions, spread
+from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions
 from eagle_fsd.runs.folder import Processes, Run
+from eagle_fsd.runs.jsonl import write_lines
 from eagle_fsd.thoughts import answer_message, thought_tokens
 from eagle_fsd.timing import check_timing_alone, rotated
 
@@ -73,6 +76,10 @@ class Bench:
         if jobs:
             self._answer(jobs)
         self.run.finish()
+        if self.processes.is_main:
+            for name, records in self.run.records.items():
+                path = self.run.folder / "answers" / f"{name}.jsonl"
+                write_lines(path, fastchat_answers(list(records.values())))
 
     def _answer(self, jobs: list[Job]) -> None:
         processes = self.processes
@@ -145,6 +152,8 @@ class Bench:
             "arm": arm.text,
             **asdict(self._sampling),
             "tree": arm.tree or (self.model_options.tree if arm.needs_head else None),
+            "answer_id": uuid.uuid4().hex,
+            "tstamp": time.time(),
             "turns": turns,
         }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.runs.jsonl import read_records
+from eagle_fsd.thoughts import answer_of
 
 # where a row has its prompt, and its id if not in question_id
 PROMPTS = ("turns", "prompt", "question", "text", "instruction", "messages", "conversations")
@@ -141,3 +142,16 @@ def spread(
 def cut(questions: list[Question], turns: int) -> list[Question]:
     """The questions, each with its first turns only; 0: with all."""
     return [replace(question, turns=question.turns[: turns or None]) for question in questions]
+
+
+def fastchat_answers(records: list[dict]) -> list[dict]:
+    """FastChat's model_answer rows (fastchat/llm_judge/gen_model_answer.py), one a question, with
+    the texts behind thoughts."""
+    rows: dict[int | str, dict] = {}
+    for record in sorted(records, key=lambda record: record.get("choice", 0)):
+        row = {key: record[key] for key in ("question_id", "answer_id")}
+        row |= {"model_id": record["arm"], "choices": [], "tstamp": record["tstamp"]}
+        turns = [answer_of(turn) for turn in record["turns"]]
+        choices = rows.setdefault(record["question_id"], row)["choices"]
+        choices.append({"index": record.get("choice", 0), "turns": turns})
+    return list(rows.values())
