@@ -157,6 +157,7 @@ def test_conversations_are_rewritten_turn_by_turn(tmp_path, target, data):
     malformed = "malformed: user and assistant do not take turns, the user first"
     dropped = {"duplicate": 1, malformed: 1, "prompt too long": 1}
     assert summary(tmp_path)["dropped"] == dropped and summary(tmp_path)["rows"] == len(rows)
+    assert summary(tmp_path)["unread"] == {"tools": TALKS - 2}
     assert len({row["id"] for row in rows}) == TALKS - 3 == summary(tmp_path)["dialogues"]
     assert max(len(spoken(row)) for row in rows) > 1
     # an answer with a begin token in its midst is another one in the template's history

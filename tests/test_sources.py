@@ -35,24 +35,24 @@ HI = {"role": "user", "content": "u\nx"}
 PARTS = {"role": "user", "content": [{"type": "text", "text": "u"}, {"type": "text", "text": ""}]}
 IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
 
-# record -> messages
+# record -> messages, and the fields that are counted as not read
 FORMS = [
-    (sharegpt(("Human", "u"), ("gpt", "a")) | {"system": "s"}, [S, U, A]),
-    (sharegpt(("system", "s"), ("human", "u")) | {"system": "t"}, [S, U]),
-    ({"conversation": [U, A], "system": None, "images": []}, [U, A]),  # LMSYS, WildChat
-    ({"messages": [S | {"role": "developer"}, PARTS]}, [S, U]),
-    ({"messages": [U, A | {"reasoning_content": "r"}]}, [U, A]),
-    ([U, A], [U, A]),
-    ({"conversations": ["u", "a"], "source": "x"}, [U, A]),  # LIMA
-    ({"id": "0", "data": ["u", "a", "u"]}, [U, A, U]),  # Ultrachat
-    ({"prompt": "u", "chosen": [U, A], "rejected": [U, S]}, [U, A]),
-    ({"prompt": [S, U], "chosen": [A]}, [S, U]),
-    ({"instruction": "u", "input": "x", "output": "a", "system": "s"}, [S, HI]),
-    ({"instruction": "u", "context": "x", "category": "c"}, [HI]),  # Dolly
-    ({"instruction": "u", "response": "a", "messages": [U, A]}, [U, A]),  # Magpie
-    ({"system_prompt": "s", "question": "u", "response": "a"}, [S, U]),  # OpenOrca
-    ("u", [U]),
-    ({"question_id": 1, "turns": ["u", "u"]}, [U, U]),
+    (sharegpt(("Human", "u"), ("gpt", "a")) | {"system": "s"}, [S, U, A], {"id"}),
+    (sharegpt(("system", "s"), ("human", "u")) | {"system": "t"}, [S, U], {"id", "system"}),
+    ({"conversation": [U, A], "system": None, "images": []}, [U, A], set()),  # LMSYS, WildChat
+    ({"messages": [S | {"role": "developer"}, PARTS]}, [S, U], set()),
+    ({"messages": [U, A | {"reasoning_content": "r"}]}, [U, A], {"reasoning_content"}),
+    ([U, A], [U, A], set()),
+    ({"conversations": ["u", "a"], "source": "x"}, [U, A], {"source"}),  # LIMA
+    ({"id": "0", "data": ["u", "a", "u"]}, [U, A, U], {"id"}),  # Ultrachat
+    ({"prompt": "u", "chosen": [U, A], "rejected": [U, S]}, [U, A], {"rejected"}),
+    ({"prompt": [S, U], "chosen": [A]}, [S, U], {"chosen"}),
+    ({"instruction": "u", "input": "x", "output": "a", "system": "s"}, [S, HI], {"output"}),
+    ({"instruction": "u", "context": "x", "category": "c"}, [HI], {"category"}),  # Dolly
+    ({"instruction": "u", "response": "a", "messages": [U, A]}, [U, A], set()),  # Magpie
+    ({"system_prompt": "s", "question": "u", "response": "a"}, [S, U], {"response"}),  # OpenOrca
+    ("u", [U], set()),
+    ({"question_id": 1, "turns": ["u", "u"]}, [U, U], {"question_id"}),
 ]
 MALFORMED = [
     (sharegpt(("gpt", "a"), ("human", "u")), "take turns"),
@@ -67,9 +67,9 @@ MALFORMED = [
 
 def test_forms_and_malformed_records():
     """Malformed ones say why, so that they can be dropped and counted. Bug held down: `system`
-    beside the turns was not read."""
-    for record, messages in FORMS:
-        assert parse_record(record) == messages, record
+    beside the turns was not read, and what was not read was not counted."""
+    for record, messages, unread in FORMS:
+        assert parse_record(record) == (messages, unread), record
     for record, reason in MALFORMED:
         with pytest.raises(ValueError, match=reason):
             parse_record(record)
@@ -106,7 +106,7 @@ def test_files(tmp_path):
     assert [r for _, r in read_records(tmp_path / "a.txt")] == ["Hello, you", "u"]
     (tmp_path / "b.txt").write_text('{"prompt": "u"}\n{"strange": 1}\n')
     read = read_source(str(tmp_path / "b.txt"))
-    assert read == [[U], "malformed: no turns in a known form"]
+    assert read == ([[U], "malformed: no turns in a known form"], Counter())
 
 
 @pytest.mark.parametrize(

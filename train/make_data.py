@@ -113,7 +113,9 @@ def make_data(options: DataOptions) -> None:
             f"{positions} positions: lower it"
         )
     weights = parse_weights(options.sources)
-    sources = {name: prompts.read_source(name) for name in weights if name != SELF}
+    read = {name: prompts.read_source(name) for name in weights if name != SELF}
+    sources = {name: conversations for name, (conversations, _) in read.items()}
+    unread = sum((counts for _, counts in read.values()), Counter())
     excluded = {
         Path(path).name: [turn for question in read_questions(path) for turn in question.turns]
         for path in options.exclude
@@ -160,7 +162,7 @@ def make_data(options: DataOptions) -> None:
     maker.make(target, batch_size=options.batch_size)
     run.finish()
     if processes.is_main:
-        summary = summarize(run)
+        summary = summarize(run, unread)
         print(f"data: {options.output}\n{json.dumps(summary, indent=2, ensure_ascii=False)}")
 
 
@@ -169,8 +171,9 @@ def place(row: dict) -> tuple[int, int]:
     return row["id"], row.get("part", 0)
 
 
-def summarize(run: "Run") -> dict:
-    """Count what the run has made, of two dialogues that begin alike the first only."""
+def summarize(run: "Run", unread: Counter[str]) -> dict:
+    """Count what the run has made, of two dialogues that begin alike the first only; `unread`: in
+    how many records of the sources a field is not read."""
     from eagle_fsd.runs.folder import record_files
     from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 
@@ -200,7 +203,9 @@ def summarize(run: "Run") -> dict:
         "answer_tokens_per_s": answer_tokens / max(seconds, 0.1),
         "share_finished": sum(row["finished"] for row in rows) / len(rows),
         "from": dict(Counter(row["source"] for row in firsts)),
+        "control_tokens": sum(row.get("control_tokens", 0) for row in firsts),
         "dropped": dict(sorted(dropped.items())),
+        "unread": dict(sorted(unread.items())),
     }
     write_json(run.folder / "summary.json", summary)
     return summary

@@ -99,6 +99,12 @@ def fastchat_template(name: str):
 # --- special tokens in texts ----------------------------------------------------------------------
 
 
+def control_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
+    """The special tokens that a text spells out, in its order."""
+    pattern = _control(tokenizer)
+    return re.findall(pattern, text) if pattern else []
+
+
 def broken_up(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[Message]:
     """The messages with a BREAK in each of the special tokens that their texts spell out, so that
     `encode` tells these from the template's own."""

@@ -23,6 +23,7 @@ from eagle_fsd.models.chat import (
     MARK,
     TurnEnds,
     broken_up,
+    control_tokens,
     encode,
     first_special,
     prompt_ids,
@@ -227,6 +228,9 @@ class DialogueMaker:
             self._refuse_benchmark(message["content"])
         self._seen.add(first)
         named = {"id": number, "source": source, "user": first}
+        asked = [m["content"] for m in conversation if m["role"] != "assistant"]
+        if spelt_out := control_tokens(self.chat.tokenizer, "\n".join(asked)):
+            named["control_tokens"] = len(spelt_out)
         rows = yield from self._answered(conversation, rng)
         for row in rows or ():
             pieces = row.pop("states")

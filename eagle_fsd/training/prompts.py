@@ -48,8 +48,9 @@ Conversation = list[Message]
 Candidate = tuple[int, str, Conversation | str | None]
 
 
-def parse_record(record: object) -> Conversation:
-    """A record as messages: an optional system message, then user and assistant by turns.
+def parse_record(record: object) -> tuple[Conversation, set[str]]:
+    """A record as messages: an optional system message, then user and assistant by turns; and the
+    names of its fields, and of its messages', that hold something and are not read.
 
     A text, an instruction or a list under "turns" is user turns without the answers between them.
     ValueError says how a record is malformed.
@@ -63,58 +64,66 @@ def parse_record(record: object) -> Conversation:
     if not lists and not texts:
         raise ValueError("no turns in a known form")
     name = [*lists, *texts][0]
-    turns, alternating = record[name], ["user", "assistant"]
+    turns, alternating, read, unread = record[name], ["user", "assistant"], {name}, set()
     if isinstance(turns, str) or all(isinstance(turn, str) for turn in turns):
         if isinstance(turns, str) or name == "turns":
             alternating = ["user"]
         if name == "instruction":
-            about = [record[name] for name in BESIDE if isinstance(record.get(name), str)]
-            turns = "\n".join([turns, *about])
+            read |= {beside for beside in BESIDE if isinstance(record.get(beside), str)}
+            turns = "\n".join([turns, *(record[b] for b in BESIDE if b in read)])
         turns = [turns] if isinstance(turns, str) else turns
         roles = (alternating * len(turns))[: len(turns)]
         messages = [{"role": r, "content": t} for r, t in zip(roles, turns, strict=True)]
     else:
-        messages = [_message(turn) for turn in turns]
+        messages = [_message(turn, unread) for turn in turns]
     # 2. A system prompt that stands beside them.
     beside = next((key for key in SYSTEM if isinstance(record.get(key), str)), None)
     if beside and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": record[beside]})
-    # 3. What they must be.
+        read.add(beside)
+    # 3. What they must be, and what is left: not another copy of a turn or of all, as Magpie has.
     roles = [message["role"] for message in messages]
     roles = roles[1:] if roles[0] == "system" else roles
     if not roles or roles != (alternating * len(roles))[: len(roles)]:
         raise ValueError("user and assistant do not take turns, the user first")
+    copies = [turns, *(message["content"] for message in messages)]
     if not all(message["content"].strip() for message in messages):
         raise ValueError("an empty turn")
-    return messages
+    unread |= {key for key in record.keys() - read if record[key] not in copies}
+    return messages, unread
 
 
-def _message(turn: object) -> Message:
+def _message(turn: object, unread: set[str]) -> Message:
+    """A message; the names of its other fields are added to `unread`."""
     if not isinstance(turn, dict):
         raise ValueError("turns that are neither messages nor texts")
     role, content = ("from", "value") if "from" in turn else ("role", "content")
     who, text = turn.get(role), turn.get(content)
     if str(who).lower() not in SPEAKERS:
         raise ValueError(f"role {who!r:.30}")
+    unread |= {key for key in turn.keys() - {role, content} if turn[key] not in EMPTY}
     said = "" if text is None or text == [] else text_of(text)
     return {"role": SPEAKERS[str(who).lower()], "content": said}
 
 
-def read_source(name: str) -> list[Conversation | str]:
-    """Conversations of a source, for a malformed one a text that says how."""
-    conversations = []
+def read_source(name: str) -> tuple[list[Conversation | str], Counter[str]]:
+    """Conversations of a source, for a malformed one a text that says how; and in how many records
+    each field is not read."""
+    conversations, counts = [], Counter()
     for _, record in read_records(name):
         try:
-            conversations.append(parse_record(record))
+            conversation, unread = parse_record(record)
         except ValueError as error:
-            conversations.append(f"malformed: {error}")
+            conversation, unread = f"malformed: {error}", ()
+        conversations.append(conversation)
+        counts.update(unread)
     if all(isinstance(conversation, str) for conversation in conversations):
         reasons = ", ".join(f"{n} {reason}" for reason, n in Counter(conversations).items())
         raise BadInput(
             f"source {name!r} holds no conversation ({reasons or 'it is empty'}); known forms: "
             f"{FORMS}"
         )
-    return conversations
+    return conversations, counts
 
 
 def draw_candidates(
