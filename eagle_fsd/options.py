@@ -195,6 +195,11 @@ class ModelOptions(ChatOptions, PluginOptions):
         "End answers where transformers' generate does, at the tokens of generation_config alone, "
         "also where the chat template ends a turn with another one.",
     )
+    thought_marks: str = option(
+        "",
+        "The marks around the thought of a reasoning target, with a space between: '<a> </a>'. "
+        "Empty: as its chat template or its tokens tell.",
+    )
     engine: str = option(
         "auto",
         "How forwards are run: packed or compiled on a CPU, folded or stock anywhere; auto takes "
@@ -208,6 +213,11 @@ class ModelOptions(ChatOptions, PluginOptions):
         from eagle_fsd.models.load import DTYPES, default_dtype
 
         super().__post_init__()
+        if self.thought_marks and len(self.thought_marks.split()) != 2:
+            raise BadInput(
+                "--thought_marks takes a thought's begin mark and its end mark with a space "
+                f"between, got {self.thought_marks!r}"
+            )
         self.dtype = self.dtype or default_dtype(self.device)
         choose_engines(self.engine, device=self.device, dtype=DTYPES.get(self.dtype, torch.float32))
         self.tree = tree_name(parse_tree(self.tree) if self.tree else default_tree(self.device))
@@ -256,6 +266,7 @@ class ModelOptions(ChatOptions, PluginOptions):
             device=self.device,
             conv_template=self.conv_template,
             generate_ends=self.generate_ends,
+            marks=(tuple(self.thought_marks.split()),) if self.thought_marks else (),
             engine=self.engine,
             keep_stock=keep_stock,
         )

@@ -84,10 +84,11 @@ def find_thought(
     prompt: Sequence[int],
     token_ids: Sequence[int],
     text: str,
+    marks: Marks = (),
 ) -> Thought:
-    """The thought of an answer to a prompt, whose text lacks special tokens; by the target's own
-    marks, else all that are known."""
-    marks = thought_marks(tokenizer) or KNOWN_MARKS
+    """The thought of an answer to a prompt, whose text lacks special tokens; by the marks that are
+    given, else those of thought_marks, else all that are known."""
+    marks = marks or thought_marks(tokenizer) or KNOWN_MARKS
     whole = tokenizer.decode(token_ids)
     length = thought_length(whole, marks, prompt=tokenizer.decode(prompt[-PROMPT_END:]))
     if whole[:length] == text[:length]:

@@ -32,7 +32,7 @@ from eagle_fsd.models.load import (
     load_target_config,
     own_layers,
 )
-from eagle_fsd.thoughts import Thought, find_thought
+from eagle_fsd.thoughts import Marks, Thought, find_thought
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Model:
     conv_template: str = ""
     draft_model: Target | None = None
     generate_ends: bool = False
+    marks: Marks = ()
     foreign_ids: Sequence[int] = ()  # of the draft model's tokens that the tokenizer lacks
 
     @property
@@ -109,7 +110,7 @@ class Model:
     def find_thought(self, prompt: list[int], token_ids: list[int]) -> Thought:
         """What of the text of an answer to a prompt is thought."""
         text = self.text(token_ids)
-        return find_thought(self.tokenizer, prompt, token_ids, text)
+        return find_thought(self.tokenizer, prompt, token_ids, text, self.marks)
 
 
 def load(
@@ -122,6 +123,7 @@ def load(
     device: str = "",
     conv_template: str = "",
     generate_ends: bool = False,
+    marks: Marks = (),
     engine: str = "auto",
     keep_stock: bool = False,
 ) -> Model:
@@ -139,6 +141,8 @@ def load(
             default_tree.
         conv_template: a FastChat template, see prompt_ids.
         generate_ends: end answers where `generate` does, at the tokens of generation_config alone.
+        marks: around the thoughts of a reasoning target, ((begin, end), ...), where neither its
+            template nor its tokens show them.
         keep_stock: keep a stock model beside, for transformers' own generate.
     """
     tree, device = as_tree(tree), chosen_device(device)
@@ -165,6 +169,8 @@ def load(
         placed = {"dtype": str(loaded.dtype).removeprefix("torch."), "device": str(loaded.device)}
         pair, _ = load_target(draft_model, **placed, engine=engine, keep_stock=False, drafts=True)
     drafter = head_drafter(draft_head, loaded, tree)
-    model = Model(loaded, tokenizer, drafter, conv_template, pair, generate_ends, foreign_ids)
+    model = Model(
+        loaded, tokenizer, drafter, conv_template, pair, generate_ends, marks, foreign_ids
+    )
     tell_added(model.ends, target)
     return model
