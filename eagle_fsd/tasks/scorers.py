@@ -12,18 +12,50 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 
+import regex
+
 from eagle_fsd.config import BadInput, check_known, step_of_setup
 from eagle_fsd.evaluation.questions import Question, fastchat, read_questions
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.tasks.humaneval import FIELDS, NO_SANDBOX, check_program
 
-# a sign is none behind a digit or a bracket (10-5, (3)-2); a comma parts thousands
+# a sign is none behind a digit or a bracket (10-5, (3)-2), here and below; a comma parts thousands
 NUMBER = re.compile(
     r"(?:(?<![\d.,)\]])[-\u2212])?[$\u20ac\u00a3]?"
     # as do LaTeX's {,} and \, and the thin or unbroken space and the apostrophe of other countries
     r"(\d{1,3}(?:(?:,|\{,\}|\\,|[\u00a0\u2009\u202f'\u2019])\d{3})+(?!\d)|\d+)?(\.\d+)?"
 )
-ARTICLES = ("a", "an", "the")
+# stands before a word; A amid a sentence, or before "is" and the like, is an option's name
+ARTICLE = regex.compile(
+    r"""(?<![\w'/+-]) (?: [Tt]he | THE | [Aa]n | AN | a | (?<=(?:^|[.!?\n])\W*) A )
+    (?=[^\S\n]+ (?!(?:and|because|is|or|was)\b) ["'(*_`]*\w)""",
+    regex.VERBOSE,
+)
+LIST_MARK = regex.compile(r"^\s*[-*+#]+[^\S\n]+(?=\S)", regex.MULTILINE)  # also of a heading
+# what is written without spaces, or with endings behind a word (Korean): every letter is a word
+ALONE = r"[[\p{Han}\p{Hiragana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]&&\p{L}]"
+LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}_]--{ALONE}]"
+WORD = regex.compile(
+    rf"""
+    {ALONE}\p{{M}}*
+    | [\p{{Katakana}}\u30fc]+  # else India would be in Indonesia
+    | (?: (?<![\p{{L}}\p{{N}}.,)\]]) -[$\u20ac\u00a3]? (?=\.?\d|\p{{L}}\b) )?  # a sign
+      (?: (?<![^\s"'`(\[*=$\u20ac\u00a3-]) \. )?  # .5, .NET
+      {LETTER}+
+      (?: (?: (?<=\d)[.,:/](?=\d) | (?<=\b\p{{L}})\.(?=\p{{L}}\b) ) {LETTER}+ )*  # 1.18, 3/4, D.C.
+      (?: (?<=n)'t\b )?  # can't is not can
+      (?: \+\+ | [+\#] (?![\p{{L}}\p{{N}}]) | (?<=\b\p{{L}}{{1,2}}) - (?![\w-]) )?  # C++, C#, A-
+    | [[\p{{S}}%&@]--`]  # a symbol
+    | (?<![^\s"'`(]) [-*/\#] (?![^\s"'`.,;:!?)])  # one that stands alone is no punctuation
+    """,
+    regex.VERBOSE | regex.V1,
+)
+# I'd, Einstein's, l'Italie: else they held the options D, S and L
+ELISION = regex.compile(
+    r"\b[cdjlmnst]'(?=\p{L}{2})|(?<=\p{L})'(?:s|d|ll|m|re|ve)\b", regex.IGNORECASE
+)
+# of one meaning, or of none, which NFKC leaves apart: minus, quotes, soft hyphen, emoji's variant
+SAME = str.maketrans("\u2212\u2018\u2019\u201c\u201d", "-''\"\"", "\u00ad\ufe0f")
 INSTRUCTIONS = ("instruction_id_list", "kwargs")  # IFEval's fields
 LETTERS = "keywords:letter_frequency"  # the instruction whose checker is mended
 
@@ -35,8 +67,17 @@ def exact_match(answer: str, question: Question) -> dict[str, float]:
 
 def contains(answer: str, question: Question) -> dict[str, float]:
     """{"contains": 1.0 if some reference occurs in the answer in whole words, both normalised}."""
-    words = f" {normalize(answer)} "
-    return {"contains": float(any(f" {normalize(r)} " in words for r in question.reference))}
+
+    def occurs(reference: str) -> bool:
+        ways = [normalize]
+        # one that has an article occurs with it, or else in the same case: The Hague is in "in
+        # Hague", and The Who not in "I know who"
+        if normalize(reference) != _words(reference).casefold():
+            ways = [lambda text: _words(text).casefold(), lambda text: _words(_bare(text))]
+        return any(f" {words(reference)} " in f" {words(answer)} " for words in ways)
+
+    whole = exact_match(answer, question)["exact_match"]
+    return {"contains": float(whole or any(map(occurs, question.reference)))}
 
 
 def last_number(answer: str, question: Question) -> dict[str, float]:
@@ -46,15 +87,30 @@ def last_number(answer: str, question: Question) -> dict[str, float]:
 
 
 def normalize(text: str) -> str:
-    """Words in small letters with a space between them, without articles and punctuation, as SQuAD
-    compares answers (Rajpurkar et al. 2016, arXiv 1606.05250).
+    """Words in small letters with a space between them, without articles and punctuation.
 
-    Not covered: options that are named by the letter A, signs, and scripts without spaces.
+    Words end at spaces, hyphens, slashes and apostrophes; in scripts without spaces, and in Korean,
+    every letter is a word. Accents and signs stay, and numbers are whole: cafe is not caf\u00e9, -5
+    not 5, 18 not in 1.18, C not in C++.
 
     Example: of "The capital is *Paris*/France." it is "capital is paris france".
     """
-    words = re.findall(r"[^\W_]+", unicodedata.normalize("NFKC", text).casefold())
-    return " ".join(word for word in words if word not in ARTICLES)
+    return _words(_bare(text)).casefold()
+
+
+def _words(text: str) -> str:
+    words = (word.strip("_") for word in WORD.findall(LIST_MARK.sub("", _plain(text))))
+    return " ".join(filter(None, words))
+
+
+def _bare(text: str) -> str:
+    return ARTICLE.sub(" ", _plain(text))
+
+
+def _plain(text: str) -> str:
+    """Characters of one meaning as one; an exponent is none of its number's digits."""
+    apart = regex.sub(r"(?<=\d)(?=\p{No})", " ", text)
+    return ELISION.sub(" ", unicodedata.normalize("NFKC", apart).translate(SAME))
 
 
 def find_last_number(text: str) -> Decimal | None:
