@@ -53,7 +53,7 @@ class RunData:
 
     @cached_property
     def tables(self) -> dict[str, Table]:
-        return run_tables(self.rows, self.categories, self.scores)
+        return run_tables(self.records, self.rows, self.categories, self.scores)
 
     @property
     def all_records(self) -> list[dict]:

@@ -1,13 +1,14 @@
 """Rows of metrics as Markdown, on a terminal and in a sentence, and the tables of a run, of
 which its summary and its page are made; metrics.py makes the rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tabulate import tabulate
 
 from eagle_fsd.arms import BY_TRANSFORMERS, PLAIN
 from eagle_fsd.evaluation.metrics import EXACT, GAIN, METRICS
+from eagle_fsd.evaluation.record_numbers import Record
 from eagle_fsd.stats import LEAST_QUESTIONS, Interval
 
 Column = tuple[str, str, str]  # title, key of the row, format
@@ -149,7 +150,12 @@ NOTES = {
 }
 
 
-def run_tables(rows: list[dict], by_category: list[dict], scores: list[dict]) -> dict[str, Table]:
+def run_tables(
+    records: Mapping[str, Sequence[Record]],
+    rows: list[dict],
+    by_category: list[dict],
+    scores: list[dict],
+) -> dict[str, Table]:
     """Tables by title, those that hold something, scores first. Rows are those of summarize, of
     by_category and of task_scores.compare_scores."""
     arm, of_category = columns(arm="s"), columns(category="s", arm="s", questions="d")
