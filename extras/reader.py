@@ -33,7 +33,8 @@ from tqdm import tqdm
 from eagle_fsd.arms import PLAIN, parse_arm
 from eagle_fsd.cli import ended_by
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.metrics import GAIN, Questions, shared_questions
+from eagle_fsd.evaluation.curves import GAIN
+from eagle_fsd.evaluation.metrics import Questions, shared_questions
 from eagle_fsd.evaluation.record_numbers import Record, RecordNumber, answers, of_turns, repeated
 from eagle_fsd.evaluation.run_data import RunData, read_run
 from eagle_fsd.evaluation.tables import Column, columns, markdown_table

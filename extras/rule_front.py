@@ -5,11 +5,10 @@
 
 A row is a line of arms (they differ in their rule's value only) at one of the gains in tokens a
 round over exact. A line begins at exact, which loses nothing. It is read as linear between two
-neighbours at most WIDEST apart in gain, where it first has the gain: what one meets who turns the
-dial from exact on. A gain that it does not reach so has no row. The last column is the first cost,
-less that of the line of `path`, or of another rule that is named second, with the same drafter and
-guards at the same gain, question by question. A score is one that evaluate/tasks.py has given to
-the run's answers.
+neighbours at most WIDEST apart in gain, where it first has the gain (evaluation/curves.py); a gain
+that it does not reach so has no row. The last column is the first cost, less that of the line of
+`path`, or of another rule that is named second, with the same drafter and guards at the same gain,
+question by question. A score is one that evaluate/tasks.py has given to the run's answers.
 """
 
 import argparse
@@ -24,8 +23,8 @@ import numpy as np
 from eagle_fsd.arms import PLAIN, parse_arm
 from eagle_fsd.cli import ended_by
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.metrics import GAIN, Parts, exact_beside, rate_parts, shared_questions
-from eagle_fsd.evaluation.plots import curves
+from eagle_fsd.evaluation.curves import GAIN, WIDEST, crossing, curves, lost_at
+from eagle_fsd.evaluation.metrics import Parts, exact_beside, rate_parts, shared_questions
 from eagle_fsd.evaluation.record_numbers import Record
 from eagle_fsd.evaluation.run_data import RunData, read_run
 from eagle_fsd.evaluation.tables import markdown_table
@@ -34,10 +33,6 @@ from eagle_fsd.runs.jsonl import read_lines
 from eagle_fsd.stats import Interval, Statistic, interval
 
 GAINS = (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5)
-# The widest step in gain between two arms that is read as linear. Arms left out of the curves of
-# results/rule_front and read off their neighbours within it had a regret that was off by .02 nats
-# a token in the median; the gain at a value read off so was off by up to .07, so none is given.
-WIDEST = 0.25
 
 
 class Cost(NamedTuple):
@@ -167,35 +162,6 @@ def at_equal_gain(
                     row[f"{cost.key}_minus"] = measured(cost, both, less)
             found.append(row)
     return found
-
-
-def lost_at(total_X2A2: np.ndarray, *, gain: float, less_plain: bool) -> np.ndarray:
-    """From the sums of tokens a round and of a loss: the loss where a curve has the gain."""
-    tokens_XA, loss_XA = np.moveaxis(total_X2A2[..., 0] / total_X2A2[..., 1], -2, 0)
-    if less_plain:
-        loss_XA = loss_XA - loss_XA[..., :1]
-    gain_XA = tokens_XA / tokens_XA[..., 1:2]
-    read_off = np.vectorize(crossing, signature="(a),(a),()->()")
-    return read_off(gain_XA[..., 2:], loss_XA[..., 2:], gain)
-
-
-def crossing(gains: Sequence[float], losses: Sequence[float], gain: float) -> float:
-    """The loss where a curve first has the gain: between the first two neighbours whose gains hold
-    it, linear between these; NaN where none do.
-
-    Example: gains 1, 1.2, 1.1, 1.3 with losses 0, 1, .5, 2 have 1.25 first on the last segment, at
-    a loss of 1.625.
-    """
-    points = list(zip(gains, losses, strict=True))
-    # the last arm is a segment of its own; where a gain is unknown (NaN) no comparison holds
-    for (start, loss), (end, end_loss) in zip(points, [*points[1:], points[-1]], strict=True):
-        if start == gain:
-            return loss
-        if end == gain:
-            return end_loss
-        if start < gain < end or end < gain < start:
-            return loss + (gain - start) / (end - start) * (end_loss - loss)
-    return math.nan
 
 
 def less_other(sums_X2A2: np.ndarray, *, lost: Statistic, size: int) -> np.ndarray:

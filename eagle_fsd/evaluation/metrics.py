@@ -20,7 +20,6 @@ from eagle_fsd.stats import Interval
 Questions = dict[int | str, Record]  # all answers of an arm, a question's in one record
 Parts = Sequence[tuple[float, float]]  # numerator and denominator of every question
 EXACT = "exact"  # the arm that gains are over
-GAIN = "tokens_per_round_vs_exact"
 
 
 def rate(mine_Q2: Parts, _: Parts) -> Interval:
@@ -112,12 +111,12 @@ RATES: dict[str, Metric] = {
         record_numbers.seconds, record_numbers.answers, stats.paired_ratio, PLAIN,
     ),
     "fuzzy_share": Metric(
-        "fuzzy share", ".4f", ("main", "cost"),
+        "fuzzy share", ".4f", ("main", "cost", "equal gain"),
         "share of the rounds' tokens that the exact test would not have emitted",
         record_numbers.fuzzy, record_numbers.round_tokens,
     ),
     "regret_per_token": Metric(
-        "regret/token", ".4f", ("main", "cost"),
+        "regret/token", ".4f", ("main", "cost", "equal gain"),
         "log P(most likely token) - log P(token) under the target in nats, the mean over the "
         "rounds' tokens",
         record_numbers.regret, record_numbers.round_tokens,
@@ -132,14 +131,14 @@ RATES: dict[str, Metric] = {
         "argmax share", ".4f", ("cost", "categories"),
         "share of answer tokens that are the target's most likely, scored in one forward pass",
         record_numbers.argmax_tokens, record_numbers.tokens,
-        less_plain=("main", "cost"),
+        less_plain=("main", "cost", "equal gain"),
     ),
     "mean_logp": Metric(
         "log p/token", ".3f", ("cost",),
         "mean log-probability of an answer token under the target in nats, scored in one forward "
         "pass",
         record_numbers.logp, record_numbers.tokens,
-        less_plain=("main", "cost"),
+        less_plain=("main", "cost", "equal gain"),
     ),
     "same_as_plain": Metric(
         "same as plain", ".3f", ("answers",),
@@ -149,12 +148,12 @@ RATES: dict[str, Metric] = {
     "tokens_per_answer": Metric(
         "tokens/answer", ".1f", ("answers",), "length of an answer",
         record_numbers.tokens, record_numbers.answers,
-        less_plain=("answers",),
+        less_plain=("answers", "equal gain"),
     ),
     "at_limit": Metric(
         "at the limit", ".2f", ("answers",), "share of answers that ran out of their budget",
         record_numbers.at_limit, record_numbers.answers, share_of_answers,
-        less_plain=("answers",),
+        less_plain=("answers", "equal gain"),
     ),
     "repetition": Metric(
         "repetition", ".3f", ("answers",),
@@ -168,7 +167,7 @@ RATES: dict[str, Metric] = {
         f"repeat at least {record_numbers.LOOP_REPEATS} times, over at least "
         f"{record_numbers.LOOP_TOKENS} tokens",
         record_numbers.looping, record_numbers.answers, share_of_answers,
-        less_plain=("answers",),
+        less_plain=("answers", "equal gain"),
     ),
 }
 # fmt: on

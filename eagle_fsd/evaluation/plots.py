@@ -11,9 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from eagle_fsd.arms import PLAIN
-from eagle_fsd.evaluation.metrics import GAIN
+from eagle_fsd.evaluation.curves import GAIN, curves
 from eagle_fsd.evaluation.tables import few_questions
-from eagle_fsd.rules import RULES
 
 SPEED = "tokens_per_second"  # across, or GAIN
 LOSS, LIKELIHOOD = "mean_logp_minus_plain", "mean_logp"  # upwards; the second without plain
@@ -74,19 +73,6 @@ def drawn_rows(rows: Sequence[dict], across: str) -> tuple[list[dict], str]:
     up = LOSS if any(row[LOSS]["value"] is not None for row in rows) else LIKELIHOOD
     drawn = [row for row in rows if None not in (row[across]["value"], row[up]["value"])]
     return [row for row in drawn if across != GAIN or row["rule"] != PLAIN], up
-
-
-def curves(rows: Sequence[dict]) -> dict[str, list[dict]]:
-    """The rows of arms whose rule has a value, by line, each from the end that is nearest to exact
-    (of `typical` that is the largest value)."""
-    by_line: dict[str, list[dict]] = {}
-    for row in rows:
-        if row["value"] is not None:
-            by_line.setdefault(row["line"], []).append(row)
-    for arms in by_line.values():
-        falling = RULES[arms[0]["rule"]].lossless_at > min(row["value"] for row in arms)
-        arms.sort(key=lambda row: row["value"], reverse=falling)
-    return by_line
 
 
 def line_styles(rows: Sequence[dict]) -> dict[str, dict[str, str]]:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from tabulate import tabulate
 
 from eagle_fsd.arms import BY_TRANSFORMERS, PLAIN
-from eagle_fsd.evaluation.metrics import EXACT, GAIN, METRICS
+from eagle_fsd.evaluation.curves import GAIN, GAINS, LEAST, WIDEST, equal_gain
+from eagle_fsd.evaluation.metrics import EXACT, METRICS
 from eagle_fsd.evaluation.record_numbers import Record
 from eagle_fsd.stats import LEAST_QUESTIONS, Interval
 
@@ -100,7 +101,8 @@ def verdict(row: dict, noise: float = 0.0, *, score: dict | None = None) -> str:
     row of task_scores.compare_scores. A speed that the noise (RunData's) or its own interval
     explains is called plain's. An arm of which nothing else is known has the length of its
     answers."""
-    tokens = "tokens_per_round" if row[GAIN]["value"] is None else GAIN
+    gain = "tokens_per_round_vs_exact"
+    tokens = "tokens_per_round" if row[gain]["value"] is None else gain
     keys = ["speed_vs_plain", tokens, "fuzzy_share", "mean_logp_minus_plain"]
     if (row["repetition_minus_plain"]["value"] or 0) >= REPEATS:
         keys.append("repetition_minus_plain")
@@ -118,7 +120,7 @@ def verdict(row: dict, noise: float = 0.0, *, score: dict | None = None) -> str:
             by_noise = 1 / (1 + noise) <= value <= 1 + noise
             if by_noise or low is not None and low <= 1 <= high:
                 phrase = PLAINS_SPEED
-        parts.append(phrase.format(value - 1 if key == GAIN else value))
+        parts.append(phrase.format(value - 1 if key == gain else value))
     return ", ".join(parts).replace("%", " %")
 
 
@@ -147,6 +149,13 @@ NOTES = {
     "Cost": POOLED,
     "Answers": POOLED,
     "By category": "Each category is measured by its own questions alone. All columns are pooled.",
+    "Equal gain": "For every line of arms, which differ in their rule's value only: what it has "
+    f"lost where its tokens per round are first {', '.join(map(str, GAINS))} times exact's, taken "
+    f"as linear between two of its arms whose gains differ by {WIDEST} at most. The column between "
+    "names the rule's values of these two; what lies between no two has no row. Where in between "
+    "the gain is cannot be told from them: measure it. The rule random is the control to compare "
+    "with. All columns are pooled. Those that end in \u201c- plain\u201d too: they are differences "
+    f"of pooled rates, and so not those of the table Arms. An interval needs {LEAST} questions.",
 }
 
 
@@ -158,6 +167,7 @@ def run_tables(
 ) -> dict[str, Table]:
     """Tables by title, those that hold something, scores first. Rows are those of summarize, of
     by_category and of task_scores.compare_scores."""
+    gain = (METRICS[GAIN].label, GAIN, METRICS[GAIN].form)
     arm, of_category = columns(arm="s"), columns(category="s", arm="s", questions="d")
     contents = {
         "Scores": (SCORES, scores),
@@ -166,6 +176,10 @@ def run_tables(
         "Cost": (arm + metric_columns("cost"), rows),
         "Answers": (columns(arm="s", answers="d") + metric_columns("answers"), rows),
         "By category": (of_category + metric_columns("categories"), by_category),
+        "Equal gain": (
+            [*columns(line="s"), gain, *columns(between="s"), *metric_columns("equal gain")],
+            equal_gain(records, rows),
+        ),
     }
     if len({row["category"] for row in by_category}) < 2:
         del contents["By category"]

@@ -1,6 +1,5 @@
 """extras/rule_front.py: what rules and scores lose at the same gain."""
 
-import math
 import random
 from functools import partial
 
@@ -10,7 +9,8 @@ from commands import load_command
 from hand_records import made_run, write_run
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.metrics import GAIN, summarize
+from eagle_fsd.evaluation.curves import GAIN, crossing, equal_gain, lost_at
+from eagle_fsd.evaluation.metrics import summarize
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.evaluation.run_data import read_run
 from eagle_fsd.tasks.task_scores import score_run
@@ -25,16 +25,14 @@ def table(printed: str) -> dict[tuple[str, str], list[str]]:
 
 
 def test_the_front_of_a_run(tmp_path, capsys):
-    """Between two arms it is what a hand interpolates, and half way from exact to the first arm
-    half of what that has lost; what cannot be read off is told."""
+    """Between two arms it is what the report's equal-gain table has, and half way from exact to the
+    first arm half of what that has lost; what cannot be read off is told."""
     records = made_run(16)
     run = write_run(tmp_path / "run", records)
     FRONT.front(run, "fsd")
     printed, rows = table(capsys.readouterr().out), summarize(records)
-    line = [row for row in rows if row["line"] == "fsd"]
-    gains, regrets = ([row[k]["value"] for row in line] for k in (GAIN, "regret_per_token"))
-    wanted = FRONT.crossing(gains, regrets, 1.1)
-    assert printed["fsd", "1.10"][1].startswith(f"{wanted:.3f} [")
+    (wanted,) = (x for x in equal_gain(records, rows) if (x["line"], x[GAIN]) == ("fsd", 1.1))
+    assert printed["fsd", "1.10"][1].startswith(f"{wanted['regret_per_token']['value']:.3f} [")
     first = next(row for row in rows if row["arm"] == "fsd:0.2")
     half = (1 + first[GAIN]["value"]) / 2
     front = FRONT.at_equal_gain(read_run(run), FRONT.COSTS, "random", [half])
@@ -66,7 +64,7 @@ def test_the_front_of_a_score(tmp_path, capsys):
     solved = {row["arm"]: row["mean"]["value"] for row in compared if row["score"] == "last_number"}
     arms = [row for row in summarize(records) if row["line"] == "fsd"]
     gains = [row[GAIN]["value"] for row in arms]
-    at = FRONT.crossing(gains, [solved[row["arm"]] for row in arms], 1.1)
+    at = crossing(gains, [solved[row["arm"]] for row in arms], 1.1)
     assert f"last_number of plain {solved['plain']:.3f};" in printed
     rows = table(printed)
     assert rows["fsd", "1.10"][1].startswith(f"{at - solved['plain']:+.3f} [")
@@ -83,40 +81,5 @@ def test_two_lines_are_compared_at_the_same_gain():
     tokens, scores = [1.0, 2.0, 2.3, 2.1, 2.5], [0.8, 0.8, 0.5, 0.7, 0.1]
     line = np.array([[(value, 1) for value in row] for row in (tokens, scores)])
     both = np.concatenate([line, line[:, [0, 1, 3, 4]]], axis=1)
-    lost = partial(FRONT.lost_at, gain=1.1, less_plain=True)
+    lost = partial(lost_at, gain=1.1, less_plain=True)
     assert FRONT.less_other(both, lost=lost, size=3) == pytest.approx((0.6 - 0.8) - (0.55 - 0.8))
-
-
-def test_crossing():
-    """The first one counts; a neighbour whose gain is unknown is left out, and an arm that has the
-    gain is read as it is. Bug held down: a curve that falls before the gain was read from its
-    largest gain so far."""
-    assert FRONT.crossing([1.0, 1.2, 1.4, 1.3], [5.0, 7.0, 9.0, 3.0], 1.3) == pytest.approx(8)
-    assert FRONT.crossing([1, 1.2, 1.1, 1.3], [0, 1, 0.5, 2], 1.25) == pytest.approx(1.625)
-    assert (
-        FRONT.crossing([1.1, math.nan, 1.3], [1, 2, 3], 1.3) == 3 == FRONT.crossing([1.3], [3], 1.3)
-    )
-    assert all(
-        math.isnan(FRONT.crossing([1.1, math.nan, 1.3], [1, 2, 3], gain)) for gain in (1.05, 1.2)
-    )
-    rates_2A = np.array([[1.0, 1.0, 1.2, 1.1, 1.3], [5.0, 0, 1, 0.5, 2]])  # plain and exact first
-    total_2A2 = np.stack([rates_2A, np.ones_like(rates_2A)], axis=-1)
-    for less, lost in ((True, 1.625 - 5), (False, 1.625)):
-        assert FRONT.lost_at(total_2A2, gain=1.25, less_plain=less) == pytest.approx(lost)
-        several = FRONT.lost_at(np.stack([total_2A2] * 3), gain=1.25, less_plain=less)
-        assert several == pytest.approx([lost] * 3)
-
-
-def test_nothing_is_read_off_between_arms_that_lie_far_apart(tmp_path):
-    """Bug held down: of two distant thresholds the table made a third between them, at which the
-    gain it stated was 1.05 and the measured one 1.01."""
-    records = made_run(16)
-    for record in records["fsd:0.4"]:
-        for turn in record["turns"]:  # the same tokens in half the rounds
-            pairs = zip(turn["rounds"][::2], turn["rounds"][1::2], strict=True)
-            turn["rounds"] = [{key: one[key] + two[key] for key in one} for one, two in pairs]
-    for run, given, found in (("near", made_run(16), True), ("far", records, False)):
-        rows = FRONT.at_equal_gain(
-            read_run(write_run(tmp_path / run, given)), FRONT.COSTS, "random"
-        )
-        assert any(row["line"] == "fsd" and row[GAIN] == 1.1 for row in rows) == found

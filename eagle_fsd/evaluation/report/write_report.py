@@ -2,7 +2,7 @@
 report on any number of runs, a folder of its own.
 
 index.html      everything, in one file that needs nothing else; marks the folder as a report
-tables.json     the rows of all runs: arms, by_category, scores
+tables.json     the rows of all runs: arms, by_category, equal_gain, scores
 plot.svg        loss against gain, and plot_speed.svg against tokens per second
 
 Everything that comes from a run is untrusted text: page.html escapes it, page.js puts it in by
