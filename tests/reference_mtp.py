@@ -35,6 +35,8 @@ def after_path(
     next_token_T: torch.Tensor,
     feature_TD: torch.Tensor,
     drafts: tuple[int, ...],
+    *,
+    own: str = "normed",
 ) -> torch.Tensor:
     """Logits after the committed sequence and then `drafts`, [V].
 
@@ -45,7 +47,8 @@ def after_path(
     model, T = written.longer, len(next_token_T)
     for depth in range(len(drafts) + 1):
         ids = torch.tensor(tokens[: depth + T])
-        output_TD = forward(written, model.model.embed_tokens(ids), hidden_TD)
-        normed_TD = rms_norm(written, "norm", output_TD)
-        hidden_TD = torch.cat([hidden_TD, normed_TD[-1:]])
+        raw_TD = forward(written, model.model.embed_tokens(ids), hidden_TD)
+        normed_TD = rms_norm(written, "norm", raw_TD)
+        output_TD = raw_TD if own == "raw" else normed_TD
+        hidden_TD = torch.cat([hidden_TD, output_TD[-1:]])
     return normed_TD[-1] @ model.lm_head.weight.T

@@ -31,6 +31,7 @@ from eagle_fsd.models.weights import stored_model
 
 V = 31
 BY_TRANSFORMERS = ("deepseek_v3", "glm4_moe")
+SWITCHES = ("mtp", "mtp,own=raw", "mtp,feature=raw,own=raw")
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +94,15 @@ def test_the_first_level_is_that_of_transformers(checkpoints, name, monkeypatch)
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("switch", SWITCHES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_trees_are_those_of_the_slow_version(checkpoints, name):
+def test_trees_are_those_of_the_slow_version(checkpoints, name, switch):
     """Over rounds of observe and propose: tokens, parents and draft rows == path by path."""
     written = checkpoints(name)
-    target, head = target_and_head(written)
+    target, head = target_and_head(written, switch)
     drafter = head_drafter(head, target, TreeConfig(5, 2, 2)).with_tree(TreeConfig(9, 3, 3))
     generator = torch.Generator().manual_seed(5)
+    own = "raw" if "own=raw" in switch else "normed"
     drafter = drafter.begin(40, 2)
     tokens_T, features_TD = torch.empty(0, dtype=torch.int64), torch.empty(0, 40)
     for count in (9, 1, 3):
@@ -108,9 +111,23 @@ def test_trees_are_those_of_the_slow_version(checkpoints, name):
         drafter.observe(new_TD, new_T.tolist())
         tokens_T, features_TD = torch.cat([tokens_T, new_T]), torch.cat([features_TD, new_TD])
         tree = drafter.propose()
-        after = partial(reference_mtp.after_path, written, tokens_T, features_TD)
+        after = partial(reference_mtp.after_path, written, tokens_T, features_TD, own=own)
         assert_grown(tree, cache(after), TreeConfig(9, 3, 3), 1e-3)
         assert drafter.cache.length == tokens_T.shape[0]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_state_before_the_norm(checkpoints, name):
+    """feature=raw gives what the target's final norm is given. Bug held down: the model then gave
+    its states twice, and a second target was refused."""
+    target, _ = target_and_head(checkpoints(name), "mtp,feature=raw")
+    ids = torch.tensor([prompt_tokens(11, vocab_size=V)])
+    hidden_1TD, raw_1TD = target.forward(ids)
+    assert not torch.allclose(hidden_1TD, raw_1TD)
+    torch.testing.assert_close(target.model.model.norm(raw_1TD), hidden_1TD)
+    again = Target(target.model, feature_layers=target.feature_layers)
+    assert torch.equal(again.forward(ids)[1], raw_1TD)
 
 
 # --- decoding with it -----------------------------------------------------------------------------
@@ -152,19 +169,21 @@ def assert_same_weights(head, other) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_written_layer_loads_again(checkpoints, tmp_path, monkeypatch, name):
-    """From a folder, under the keys that the checkpoint has. Bug held down: commands took the
-    folder for a target's."""
+    """From a folder, with the switches, under the keys that the checkpoint has. Bug held down:
+    `mtp:FOLDER` read it without its switches, and commands took the folder for a target's."""
     written, folder = checkpoints(name), tmp_path / "mtp"
     target = str(written.folder)
     config = load_target_config(target)
-    head = load_head("mtp", config, target=target)
+    head = load_head("mtp,own=raw,feature=raw", config, target=target)
     write_mtp(folder, head)
     stored, again = (load_file(f / "model.safetensors") for f in (written.folder, folder))
     assert again.keys() == written.keys
     assert all(torch.equal(again[key], stored[key]) for key in again)
     monkeypatch.chdir(tmp_path)
-    for name in ("./mtp", f"mtp:{folder}"):
-        assert_same_weights(load_head(name, config, target=target), head)
+    for name, own in (("./mtp", "raw"), (f"mtp:{folder},own=normed", "normed")):
+        loaded = load_head(name, config, target=target)
+        assert (loaded.config.own, loaded.config.feature) == (own, "raw")
+        assert_same_weights(loaded, head)
         assert head_digests(name) == head_digests(str(folder))
 
 
@@ -199,7 +218,7 @@ def test_a_multimodal_checkpoint_in_shards(checkpoints, tmp_path):
     one = load_head("mtp", config, target=str(written.folder))
     assert_same_weights(one, load_head(f"mtp:{folder}", config, target="elsewhere"))
     assert head_digests(f"mtp:{folder}").keys() >= {"head/two.safetensors"}
-    assert head_digests("mtp") == {}
+    assert head_digests("mtp,own=raw") == {}
 
 
 def test_a_readout_of_its_own(checkpoints, tmp_path):
@@ -245,6 +264,8 @@ def test_what_no_layer_can_be_read_from(checkpoints, tmp_path):
         with pytest.raises(BadInput, match=told):
             load_head("mtp", config, target=str(target))
     assert load_head(f"mtp:{written.folder}", config, target=str(saved))
+    with pytest.raises(BadInput, match=r"is not mtp\[:FOLDER\] with feature or own"):
+        load_head("mtp,own=loud", config)
 
 
 def test_a_layer_of_another_family(checkpoints, tmp_path):

@@ -12,7 +12,7 @@ import torch
 from reference_unroll import assert_unrolled
 from safetensors.torch import load_file, save_file
 from tiny_mtp import write_mtp_target
-from training_runs import log_rows, train, weights
+from training_runs import head_options, log_rows, refused, train, weights
 
 import eagle_fsd
 from eagle_fsd.models.load import load_head, load_target_config
@@ -26,11 +26,12 @@ def checkpoints(tmp_path_factory):
     return cache(lambda name: write_mtp_target(tmp_path_factory.mktemp(name), name))
 
 
+@pytest.mark.parametrize("switch", ["mtp", "mtp,own=raw"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_unrolled_is_one_root_at_a_time(checkpoints, name):
+def test_unrolled_is_one_root_at_a_time(checkpoints, name, switch):
     """Every family's attention over the keys of all steps so far."""
     folder = str(checkpoints(name).folder)
-    head = load_head("mtp", load_target_config(folder), target=folder)
+    head = load_head(switch, load_target_config(folder), target=folder)
     generator = torch.Generator().manual_seed(0)
     feature_BTD, embedding_BTD = torch.randn(2, 2, 7, 40, generator=generator)
     assert_unrolled(head, feature_BTD, embedding_BTD, steps=3, tolerance=1e-4)
@@ -63,3 +64,10 @@ def test_goes_on_from_the_layer_and_writes_it_back(checkpoints, data, tmp_path, 
     assert all(torch.equal(inside[key], beside[key]) for key in beside)
     further = train(written.folder, data, tmp_path / "more", **START | {"start": first, "steps": 1})
     assert log_rows(further)[0]["ce"] < 0.99 * rows[0]["ce"]
+
+
+def test_what_cannot_be_trained_is_told(checkpoints, data, tmp_path):
+    folder = checkpoints("qwen2").folder
+    changes = START | {"start": "mtp,own=raw", "recipe": "mtp,feature=1"}
+    told = refused(*head_options(folder, data, tmp_path / "a", **changes))
+    assert "before its norm, is no feature of the target: give feature=0" in told

@@ -104,8 +104,6 @@ def test_a_head_that_is_trained_on_stays_what_it_is(target, data, tmp_path):
     own = write_random_head(tmp_path / "own", head_type="eagle3", own_embedding=True)
     told = refused(*options(target, data, tmp_path / "no", start=own, recipe=None))
     assert "has its own embedding" in told
-    told = refused(*options(target, data, tmp_path / "no", start=own, recipe="eagle3,feature=1"))
-    assert "is no feature of the target: give feature=0" in told
     first = write_random_head(tmp_path / "first", head_type="eagle3", draft_vocab_size=19)
     drafted = torch.arange(3, 60, 3) - torch.arange(19)
     held = weights(first) | {"d2t": drafted}

@@ -116,7 +116,8 @@ class EagleSettings(SampledTree):
 
 @dataclass(frozen=True)
 class MtpSettings(EagleSettings):
-    """The trees of the target's own MTP layer (`exact@mtp:15x4x6`)."""
+    """The trees of the target's own MTP layer (`exact@mtp:15x4x6`); how that is read is the head's
+    (`--head mtp,own=raw`)."""
 
     head: ClassVar[str] = "mtp"
 

@@ -3,6 +3,7 @@ of its own under the same keys, so that they can be put back into the checkpoint
 """
 
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from eagle_fsd.heads.files import FREQUENCIES, first_faults, tensor_faults, writ
 from eagle_fsd.heads.mtp_head import (
     FAMILIES,
     FITTING,
+    STATES,
     MtpConfig,
     MtpHead,
     check_same,
@@ -23,6 +25,7 @@ from eagle_fsd.heads.mtp_head import (
 )
 
 NAME = "mtp"  # of the head that a target's own checkpoint holds
+SWITCHES = ("feature", "own")
 # what a checkpoint, also a multimodal one, calls its readout, and the embedding where that is both
 READOUTS = ("lm_head.weight", "language_model.lm_head.weight")
 READOUTS += ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
@@ -30,14 +33,14 @@ RELEASED = "take the released files, or unquantised ones that kept the layer: mt
 
 
 def is_mtp(name: str | Path) -> bool:
-    """Whether a head is named that is an MTP layer: `mtp`, with a checkpoint behind it or none, or
-    a folder that write_mtp wrote."""
+    """Whether a head is named that is an MTP layer: `mtp`, with a checkpoint or switches behind it,
+    or a folder that write_mtp wrote."""
     return is_text(name) or _values(name).get("head_type") == NAME
 
 
 def is_text(name: str | Path) -> bool:
     """Whether it is `mtp`, whatever stands behind it, and not a folder's name."""
-    return str(name).partition(":")[0] == NAME
+    return re.split("[:,]", str(name))[0] == NAME
 
 
 def _values(folder: str | Path) -> dict:
@@ -47,12 +50,27 @@ def _values(folder: str | Path) -> dict:
     return {}
 
 
+def parse_name(name: str) -> tuple[str, dict[str, str]]:
+    """The checkpoint that `mtp[:FOLDER][,feature=raw][,own=raw]` names, "" for the target's own,
+    and the switches (mtp_head.py). BadInput: none of this form."""
+    first, *pairs = name.split(",")
+    switches = {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
+    valid = switches.keys() <= {*SWITCHES} and {*STATES}.issuperset(switches.values())
+    if len(switches) < len(pairs) or not valid:
+        raise BadInput(
+            f"head {name!r} is not {NAME}[:FOLDER] with {' or '.join(SWITCHES)} behind it, each "
+            f"{' or '.join(STATES)}, such as {NAME},own=raw"
+        )
+    return first.partition(":")[2], switches
+
+
 def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead:
     """The MTP layer of a name for which is_mtp holds, on the CPU, every tensor checked; `config` is
     of the text model of `target`, whose checkpoint may lie nowhere (""). BadInput names the family,
     the first tensors or the file, and what helps."""
     # 1. Where it lies: a trained layer's folder, another checkpoint, or the target's own.
-    path = (str(name).partition(":")[2] if is_text(name) else str(name)) or target
+    path, switches = parse_name(str(name)) if is_text(name) else (str(name), {})
+    path = path or target
     if not path or config.model_type not in FAMILIES:
         raise BadInput(
             f"head {name!r} is a target's own MTP layer, which lies in its safetensors files: this "
@@ -62,15 +80,16 @@ def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead
     if path != target:
         model_folder(path)  # is it there?
     files = Checkpoint(path)
-    if path != target:  # its config says whose it is
+    if path != target:  # its config says whose it is, and with which switches it was trained
         file = cached_file(path, CONFIG_NAME, _raise_exceptions_for_missing_entries=False)
         values = _values(Path(file).parent) if file else {}
+        switches = {key: values[key] for key in SWITCHES if key in values} | switches
         values = values.get("target") or values.get("text_config") or values
         if values.get("model_type") not in FAMILIES:  # MiMo's own says mimo
             values = values | {"model_type": config.model_type}
         check_same({key: values.get(key, getattr(config, key)) for key in FITTING}, config)
     # 2. What these files hold: one layer, with a readout of its own or without.
-    shape = MtpConfig(config)
+    shape = MtpConfig(config, **switches)
     held = counted_layers(config) if (key := shape.key("eh_proj")) in files.keys else 0
     if held != 1:
         raise BadInput(
@@ -132,5 +151,6 @@ def stored_tensors(head: MtpHead) -> dict[str, torch.Tensor]:
 
 
 def write_mtp(folder: str | Path, head: MtpHead) -> None:
+    switches = {key: getattr(head.config, key) for key in SWITCHES}
     target = {key: getattr(head.config.target, key) for key in FITTING}
-    write_files(folder, stored_tensors(head), {"head_type": NAME, "target": target})
+    write_files(folder, stored_tensors(head), {"head_type": NAME, **switches, "target": target})

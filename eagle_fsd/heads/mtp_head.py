@@ -5,8 +5,11 @@ which keys, and the module, made of transformers' classes of the family.
 
 That is the step of EAGLE-1 (draft_head.py) with norms of its own, and its logits are of token i+2
 too. Checkpoints were trained for one step; below the first level the layer is run on its own output
-(arXiv 2509.18362). Both states, the target's and its own, are those after the final norm, as
-transformers and vLLM take them.
+(arXiv 2509.18362). Which of two states it reads is a switch, on which engines disagree:
+
+    feature   the target's hidden state after its final norm ("normed", as transformers and vLLM
+              take it) or before ("raw")
+    own       its own output after its final norm, or before
 
 Axes: B batch, T new positions, D hidden size.
 """
@@ -20,11 +23,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.modeling_layers import MtpLayer
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.families import cache_name, text_body
 from eagle_fsd.heads.draft_head import DraftHead
 
 CACHE_NAME = cache_name(MtpLayer.forward)
+STATES = ("normed", "raw")
 ROUTER_BIAS = "e_score_correction_bias"  # chooses experts, in float32 whatever the weights are in
 # what two targets have alike of which one's MTP layer is the other's too, as far as configs say
 FITTING = ("model_type", "hidden_size", "vocab_size", "num_hidden_layers")
@@ -113,12 +117,15 @@ class MtpConfig:
 
     Attributes:
         target: of the target's text model.
+        feature, own: see above.
         fused_experts: its experts lie in one tensor for all, in the checkpoint as in transformers.
         layer: with what the family's model class makes the decoder layer, as one with full
             attention, and with experts where the family has any.
     """
 
     target: PretrainedConfig
+    feature: str = "normed"
+    own: str = "normed"
     own_lm_head: bool = False
     fused_experts: bool = False
 
@@ -129,6 +136,8 @@ class MtpConfig:
     num_hidden_layers = 1
 
     def __post_init__(self):
+        for name in ("feature", "own"):
+            check_known(name, getattr(self, name), STATES)
         self.layer = layer = copy.deepcopy(self.target)
         alone = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
         alone |= {"mlp_layer_types": ["sparse"], "first_k_dense_replace": 0}
@@ -157,8 +166,8 @@ class MtpConfig:
         return self.layout.key(name, self.target.num_hidden_layers)
 
     def fused_layers(self, target_layers: int) -> tuple[int, ...]:
-        """None but the last, after its norm; see Target.feature_layers."""
-        return ()
+        """The target's hidden states that it reads, see Target.feature_layers: the last."""
+        return (target_layers,) if self.feature == "raw" else ()
 
     def check_fits(self, target_config: PretrainedConfig) -> None:
         check_same({key: getattr(self.target, key) for key in FITTING}, target_config)
@@ -185,6 +194,9 @@ class MtpHead(DraftHead):
             if config.own_lm_head:
                 self.lm_head = nn.Linear(D, config.vocab_size, bias=False)
 
+    def normed(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+        return self.norm(hidden_BTD) if self.config.own == "raw" else hidden_BTD
+
     def forward(self, hidden_BTD, embedding_BTD, angle_T2d, *, cache=None, mask=None):
         output_BTD = self.step(
             embedding_BTD,
@@ -194,7 +206,7 @@ class MtpHead(DraftHead):
             position_ids=None,
             **{CACHE_NAME: cache},
         )
-        return self.norm(output_BTD)
+        return output_BTD if self.config.own == "raw" else self.norm(output_BTD)
 
     def _apply(self, fn, recurse: bool = True) -> "MtpHead":
         """A module's own, of another device or dtype; routers' biases stay in float32."""

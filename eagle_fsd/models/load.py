@@ -23,7 +23,7 @@ from eagle_fsd.families import check_supported, text_config
 from eagle_fsd.heads.checkpoint import Checkpoint, model_folder
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.files import head_folder, read_head
-from eagle_fsd.heads.mtp_files import is_mtp, is_text, read_mtp
+from eagle_fsd.heads.mtp_files import is_mtp, is_text, parse_name, read_mtp
 from eagle_fsd.models.assets import EMBEDDED_ASSET, EMBEDDED_TARGET, embedded_target
 from eagle_fsd.models.weights import (
     PREFIX,
@@ -282,7 +282,7 @@ def head_digests(name: str) -> dict[str, str]:
     if not name or name.startswith(PREFIX):
         return {}
     if is_text(name):
-        name = name.partition(":")[2]
+        name, _ = parse_name(name)
         if not name or not is_mtp(name):
             return target_digests(name, "head") if name else {}
     folder = head_folder(name)

@@ -54,8 +54,13 @@ def begun_head(
         drafted = loss_vocab if head_type == "eagle3" else 0
         torch.manual_seed(seed)
         head = build_head(head_shape(target_config, head_type=head_type, draft_vocab=drafted))
-    if head.config.eagle3 and recipe and parse_recipe(recipe).feature:
-        raise BadInput("the output of an EAGLE-3 head is no feature of the target: give feature=0")
+    kind = head.config.head_type
+    featureless = kind == "eagle3" or (kind == "mtp" and head.config.own == "raw")
+    if featureless and recipe and parse_recipe(recipe).feature:
+        raise BadInput(
+            "the output of an EAGLE-3 head, or of an MTP layer before its norm, is no feature of "
+            "the target: give feature=0"
+        )
     return head
 
 
