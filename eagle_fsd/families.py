@@ -6,7 +6,6 @@ eagle_fsd.engine.trial.check_target finds a family that does anything else.
 
 import copy
 import inspect
-from collections.abc import Callable
 
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -14,6 +13,7 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.recurrent.kinds import HYBRID, NOTHING, RECURRENT, check_states, layer_types
+from eagle_fsd.versions import told_versions
 
 # Families whose tree attention the tests check, sliding windows included where they have them.
 TESTED_FAMILIES = ("gemma3_text", "llama", "mistral", "mixtral", "qwen2", "qwen3")
@@ -52,14 +52,16 @@ def text_body(model: PreTrainedModel) -> PreTrainedModel:
     return model.base_model
 
 
-def cache_name(forward: Callable) -> str:
-    """By which name a forward of transformers, of a model or a layer, takes its cache. ValueError:
-    by none that is known here."""
-    names = inspect.signature(forward).parameters
-    for name in CACHE_NAMES:
-        if name in names:
-            return name
-    raise ValueError(f"a forward takes no cache, but {', '.join(names)}")
+def cache_name(layer: nn.Module | type[nn.Module]) -> str:
+    """By which name the forward of a model or a layer of transformers takes its cache; one that
+    somebody has wrapped takes it by that of its class. BadInput: by none that is known here."""
+    layer = getattr(layer, "_orig_mod", layer)  # what torch.compile wraps
+    kind = layer if isinstance(layer, type) else type(layer)
+    for forward in (layer.forward, kind.forward):
+        for name in CACHE_NAMES:
+            if name in inspect.signature(forward).parameters:
+                return name
+    raise BadInput(f"the forward of a {kind.__name__} takes no cache: {told_versions()}")
 
 
 def shortened(body: PreTrainedModel, count: int) -> PreTrainedModel:

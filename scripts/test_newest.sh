@@ -35,7 +35,9 @@ here = [f"{name} {version(name)}" for name in ("transformers", "torch")]
 print(f"answers by {' and '.join(here)}, {eagle_fsd.__file__}", file=sys.stderr)
 PY
 cd "$root/.venv-newest"
-diff <("$pinned" -I answers.py) <("$newest" -I answers.py)
+"$pinned" -I answers.py >pinned.txt
+"$newest" -I answers.py >newest.txt
+diff pinned.txt newest.txt
 
 # 3. The matrix.
 cd "$root"

@@ -122,7 +122,7 @@ def assert_cache_is_of(target: Target, cache: TreeCache, tokens: list[int]) -> N
     """The cache == transformers' own after one forward of these tokens."""
     # without a config it keeps the whole rows of sliding layers; with one it has states
     fresh = DynamicCache(config=target.config) if target.has_states else DynamicCache()
-    given = {cache_name(target.model.forward): fresh}
+    given = {cache_name(target.model): fresh}
     target.model(torch.tensor([tokens]), use_cache=True, **given)
     close = partial(torch.testing.assert_close, atol=close_of(target), rtol=close_of(target))
     compared = 0

@@ -37,7 +37,7 @@ def without(attention: nn.Module, name: str) -> None:
 
 def swallow_the_cache(model: PreTrainedModel) -> None:
     for layer in model.model.layers:
-        without(layer.self_attn, cache_name(layer.self_attn.forward))
+        without(layer.self_attn, cache_name(layer.self_attn))
 
 
 def ignore_the_mask(model: PreTrainedModel) -> None:
@@ -85,7 +85,7 @@ def test_a_head_is_tried_too():
     tree = TreeConfig(3, 2, 2)
     assert head_drafter(head, target, tree).max_nodes == 4
     attention = head.layers[0].self_attn
-    without(attention, cache_name(attention.forward))
+    without(attention, cache_name(attention))
     with pytest.raises(BadInput, match="steps over a cache are not those of one forward") as error:
         head_drafter(head, target, tree)
     assert told_versions() in str(error.value)

@@ -106,7 +106,7 @@ class Target:
         self.has_stock = keep_stock or not engine.rebuilds
         rebuilt = engine.rebuild(model, keep_stock=keep_stock)
         self._body = text_body(rebuilt)
-        self._cache_name = cache_name(self._body.forward)
+        self._cache_name = cache_name(self._body)
         if self.num_layers in self.feature_layers:
             self._body = with_last_state(self._body)
         self.readout.run_by(engine)

@@ -3,7 +3,7 @@
 transformers' sdpa attention repeats keys and values for every query head of a group when it is
 given a mask (with 128 sequences of 300 tokens on a CPU: most of a step's time). Here the queries of
 a group are folded into the rows instead, so that keys and values are read once and nothing is
-copied. The mask of a tree comes folded too, made once a round (cache.py), not once a layer.
+copied. The mask of a tree comes folded too, made once a round (masks.py), not once a layer.
 
 Axes: B sequences, H query heads, G key/value heads, R = H / G, N queries (tree nodes), K keys,
 d head size.
@@ -129,7 +129,7 @@ class RotaryAttention:
         rotation: Rotation,
     ):
         self._layer, self._stock, self._product = attention, attention.forward, product
-        self._cache_name = cache_name(attention.forward)
+        self._cache_name = cache_name(attention)
         self._size = attention.head_dim
         self._queries = attention.q_proj.out_features // self._size
         self._keys = attention.k_proj.out_features // self._size
@@ -176,11 +176,11 @@ class RotaryAttention:
 
 def takes_rotary(forward: Callable) -> bool:
     """Whether a layer's forward takes what RotaryAttention does, a cache among it, and nothing more
-    by name, so that nothing is swallowed; position_ids say what the rotary positions do."""
+    by name but for what is UNHEARD, so that nothing is swallowed."""
     names = inspect.signature(forward).parameters
     kinds = {name: parameter.kind for name, parameter in names.items()}
     by_name = {name for name, kind in kinds.items() if kind != inspect.Parameter.VAR_KEYWORD}
-    more = by_name - ROTARY - {"position_ids"}
+    more = by_name - ROTARY - UNHEARD
     return by_name >= ROTARY and len(more) == 1 and more <= {*CACHE_NAMES}
 
 

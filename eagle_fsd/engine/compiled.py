@@ -8,6 +8,7 @@ GrowingDrafter.step over a level, for any number of nodes. Measured in results/s
 
 import itertools
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Hashable
@@ -32,6 +33,9 @@ _library.impl("product", lambda x_ND, number, rows: _products[number](x_ND), "CP
 _library.impl("product", lambda x_ND, number, rows: x_ND.new_empty(*x_ND.shape[:-1], rows), "Meta")
 
 
+_compiling = threading.Lock()
+
+
 class _Numbered:
     def __init__(self, product: Linear, rows: int):
         self._product, self._number, self._rows = product, next(_numbers), rows
@@ -53,8 +57,14 @@ class CompiledStep:
         # all that is fixed in the code: the cache's strides, what is not given, sizes of 1
         fixed = [None if t is None else tuple(size == 1 for size in t.shape) for t in tensors]
         key = cache.capacity, *fixed
-        if key in self._compiled:
-            return self._compiled[key](cache, *tensors)
+        if key not in self._compiled:
+            with _compiling:  # of two answers' threads one compiles
+                if key not in self._compiled:
+                    return self._compile(key, cache, *tensors)
+        return self._compiled[key](cache, *tensors)
+
+    def _compile(self, key: Hashable, cache: TreeCache, *tensors: torch.Tensor | None) -> tuple:
+        """The first call of its kind, which is kept."""
         tqdm.write("compiling, a minute at most; the result is kept on disk", file=sys.stderr)
         for tensor in tensors:
             if tensor is not None:

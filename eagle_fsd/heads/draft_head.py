@@ -34,7 +34,7 @@ from eagle_fsd.config import check_known
 from eagle_fsd.families import cache_name
 from eagle_fsd.heads.head_config import HeadConfig
 
-CACHE_NAME = cache_name(LlamaDecoderLayer.forward)
+CACHE_NAME = cache_name(LlamaDecoderLayer)
 
 
 class DraftHead(nn.Module):

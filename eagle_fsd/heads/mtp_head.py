@@ -27,7 +27,7 @@ from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.families import cache_name, text_body
 from eagle_fsd.heads.draft_head import DraftHead
 
-CACHE_NAME = cache_name(MtpLayer.forward)
+CACHE_NAME = cache_name(MtpLayer)
 STATES = ("normed", "raw")
 ROUTER_BIAS = "e_score_correction_bias"  # chooses experts, in float32 whatever the weights are in
 # what two targets have alike of which one's MTP layer is the other's too, as far as configs say

@@ -60,7 +60,7 @@ def time_forwards(model: Model, context: Sequence[int]) -> dict[str, list[float]
     _, features_LF = target.prefill(cache, context_L)
     probes: dict[str, Probe] = {}
     if target.has_stock:
-        theirs = {cache_name(target.model.forward): DynamicCache(config=target.model.config)}
+        theirs = {cache_name(target.model): DynamicCache(config=target.model.config)}
         stock = partial(target.model, **theirs)
         with torch.inference_mode():
             stock(input_ids=context_L[None], logits_to_keep=1)
