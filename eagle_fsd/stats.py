@@ -26,6 +26,7 @@ def interval(
     statistic: Statistic,
     *,
     logarithmic: bool = False,
+    least: int = LEAST_QUESTIONS,
 ) -> Interval:
     """A function of sums over questions, with its 95 % interval.
 
@@ -34,9 +35,9 @@ def interval(
         logarithmic: the margin is that of the logarithm, for what is skewed and never changes sign.
 
     Returns:
-        {"value", "low", "high"}: what is not finite is None, and so are the bounds of fewer than
-        LEAST_QUESTIONS questions, where fewer than LEAST_UNLIKE are unlike the rest, and where the
-        value hangs on one.
+        {"value", "low", "high"}: what is not finite is None, and so are the bounds below `least`
+        questions, where fewer than LEAST_UNLIKE are unlike the rest, and where the value hangs on
+        one.
     """
     value, margin, unlike = _jackknife(part_QK, statistic)
     if not math.isfinite(value):
@@ -46,7 +47,7 @@ def interval(
         with np.errstate(all="ignore"):
             factor = float(np.exp(np.divide(margin, value)))
             low, high = sorted([np.divide(value, factor), value * factor])
-    if len(part_QK) < LEAST_QUESTIONS or unlike < LEAST_UNLIKE or not math.isfinite(high - low):
+    if len(part_QK) < least or unlike < LEAST_UNLIKE or not math.isfinite(high - low):
         return NOTHING | {"value": value}
     return {"value": value, "low": float(low), "high": float(high)}
 
