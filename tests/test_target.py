@@ -87,7 +87,7 @@ def test_masks_written_by_hand(family):
 
 @torch.inference_mode()
 def test_logits_follow_a_softcap():
-    """Gemma's final_logit_softcapping is applied by Target.logits as by the model."""
+    """Gemma's final_logit_softcapping is applied by the readout as by the model."""
     config = Gemma3TextConfig(**SIZES, head_dim=14, final_logit_softcapping=1.5)
     target = Target(random_model(config, seed=0))
     assert largest_error(target, prompt_tokens(5), random_tree(1)) < 1e-5

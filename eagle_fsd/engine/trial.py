@@ -49,7 +49,7 @@ SHORT_WINDOW = 8  # tokens: less than the prompt
 # every token. 16 bits round by some 0.04 of it, and a router of experts may choose another one for
 # a single token, so that half of the tokens must be close; of a family whose layers the tests know,
 # only what is gross is held to be a fault (a mask that is ignored: 0.66 on the embedded target).
-ALLOWED, ALLOWED_HALF, GROSS = 1e-3, 0.1, 0.25
+ALLOWED, ALLOWED_HALF, GROSS = 1e-3, 0.15, 0.25
 # Names by which configs and layers know how far back a layer looks
 WINDOW_NAMES = re.compile("window(?!_layers)|local_attention|attention_chunk|index_topk")
 # What a family's own code raises where it cannot do what is asked of it
@@ -106,27 +106,25 @@ class Trial:
         exact = exact and _multiplies_in_float32(target.device)
         allowed = GROSS if target.config.model_type in TESTED_FAMILIES else ALLOWED_HALF
         modules = [part for part in vars(target).values() if isinstance(part, nn.Module)]
-        cache, errors = target.begin(len(self.text_L) + self.tree.size), {}
+        cache = target.begin(len(self.text_L) + self.tree.size)
         try:
             with _short_windows(modules, target.max_positions):
                 for told, places, logits_CV in self._decoded(target, cache):
                     whole_CV = self.whole_LV[places].to(logits_CV.device)
                     size_C = (whole_CV - whole_CV.mean(dim=1, keepdim=True)).norm(dim=1)
                     far_C = (logits_CV.float() - whole_CV).norm(dim=1)
-                    errors[told] = far_C / size_C.clamp_min(1e-6)  # they may be all alike
-                    if exact and not errors[told].max() < ALLOWED:  # NaN too
-                        break
+                    error_C = far_C / size_C.clamp_min(1e-6)  # they may be all alike
+                    error = error_C.max() if exact else error_C.median()
+                    if not error < (ALLOWED if exact else allowed):  # NaN too
+                        layers = cache.layers
+                        kept = any(getattr(layer, "is_initialized", True) for layer in layers)
+                        return f"{told if kept else NOT_CACHED} (relative error {error:.2g})"
         except (BadInput, torch.OutOfMemoryError):
             raise
         except FAILURES as error:
             why = "their layers take no mask, positions or cache of a draft tree"
             return f"{why} ({one_line(error)})"
-        worst = max(errors, key=lambda told: errors[told].median().nan_to_num(torch.inf))
-        error = errors[worst].max() if exact else torch.cat([*errors.values()]).median()
-        if error < (ALLOWED if exact else allowed):
-            return ""
-        kept = any(getattr(layer, "is_initialized", True) for layer in cache.layers)
-        return f"{worst if kept else NOT_CACHED} (relative error {error:.2g})"
+        return ""
 
     def _decoded(
         self, target: Target, cache: TreeCache
