@@ -27,7 +27,7 @@ from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy, accept, tabulate
 from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
-from eagle_fsd.decoding.verified import Rule, VerifiedTree
+from eagle_fsd.decoding.verified import Guard, Rule, VerifiedTree
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper, Random
 from eagle_fsd.rules.guards import Ends, NoRepeat
@@ -281,6 +281,26 @@ def test_extreme_parameters_are_refused_or_lead_to_a_path(name):
 
 
 # --- guards ---------------------------------------------------------------------------------------
+
+
+class Never(Guard):
+    """No draft may be taken, but for the exact token's."""
+
+    def allows(self, tree: VerifiedTree, child: int) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("rule", [Fsd(INF), FsdPaper(INF), Random(1.0)])
+def test_a_guard_forbids_no_exact_token(rule, sampling):
+    """Where it forbids all drafts, a rule that would take each of them is exact."""
+    accepted = 0
+    for seed in range(20):
+        round_ = random_round(seed)
+        got = accept(*round_, policy=Policy(rule, sampling, (Never(),)))
+        assert got.path == outcome(round_, Exact(), sampling).path
+        accepted += got.accepted_drafts
+    assert accepted > 0
 
 
 def test_no_repeat_looks_at_the_answer_and_the_drafts_above():
