@@ -38,7 +38,7 @@ from eagle_fsd.families import (
 )
 from eagle_fsd.versions import told_versions
 
-PROMPT, SINGLES = 16, 2  # tokens of the text in front of the tree
+PROMPT, SINGLES = 12, 2  # tokens of the text in front of the tree
 # 10 children of the root, then two chains of three below the first and the last of them: the tree
 # is wide, so that a model which goes by row instead of position is found out.
 PARENTS = [0] * 11 + [1, 11, 12, 10, 14, 15]
