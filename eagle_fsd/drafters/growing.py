@@ -151,7 +151,9 @@ class GrowingDrafter(Drafter):
         shape, cache = self._shape, self.cache
         # 1. What was committed since the last round; its last output drafts the root's children. A
         #    prompt runs in blocks: at once, it would need as much memory as the target's prefill.
-        features_TF, token_T = map(torch.cat, zip(*self._pending, strict=True))
+        features_TF, token_T = self._pending[0]
+        if len(self._pending) > 1:  # where nothing was proposed in between
+            features_TF, token_T = map(torch.cat, zip(*self._pending, strict=True))
         self._pending.clear()
         for features, token in zip(
             features_TF.split(BLOCK_ROWS), token_T.split(BLOCK_ROWS), strict=True

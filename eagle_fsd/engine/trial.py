@@ -48,7 +48,7 @@ SHORT_WINDOW = 8  # tokens: less than the prompt
 # By how much of their size two computations of the same logits may differ: in float32 those of
 # every token. 16 bits round by some 0.04 of it, and a router of experts may choose another one for
 # a single token, so that half of the tokens must be close; of a family whose layers the tests know,
-# only what is gross is held to be a fault (a mask that is ignored: 0.66 on the embedded target).
+# only what is gross is held to be a fault (a mask that is ignored: 0.74 on the embedded target).
 ALLOWED, ALLOWED_HALF, GROSS = 1e-3, 0.15, 0.25
 # Names by which configs and layers know how far back a layer looks
 WINDOW_NAMES = re.compile("window(?!_layers)|local_attention|attention_chunk|index_topk")
@@ -96,6 +96,8 @@ class Trial:
                 raise
             except FAILURES as error:
                 raise _unsupported(config, f"running them failed with {one_line(error)}") from error
+        # where logits are, which of a model on several devices is another
+        device = model.get_output_embeddings().weight.device
         tree = DraftTree.from_parents(nodes, PARENTS, device=device)
         return cls(text_L, tree, output.logits[0].float())
 
