@@ -31,11 +31,14 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.engine import attention, products
-from eagle_fsd.engine.attention import Folded, RotaryAttention
-from eagle_fsd.engine.packed import Packed, can_pack, lean_mlp
-from eagle_fsd.engine.products import Joined, PackedLinear, RmsNorm
+from eagle_fsd.engine.attention import RotaryAttention
+from eagle_fsd.engine.folded import Folded
+from eagle_fsd.engine.lean import RmsNorm, lean_mlp
+from eagle_fsd.engine.packed import Packed, can_pack
+from eagle_fsd.engine.products import Joined, PackedLinear
 from eagle_fsd.engine.select import ENGINES, choose_engines
 from eagle_fsd.engine.trial import checked_target
+from eagle_fsd.families import text_body
 
 TREE = DraftTree.from_parents([3, 5, 7, 11, 13, 17, 19], [0, 0, 0, 1, 1, 3, 2])
 
@@ -59,6 +62,28 @@ def test_the_stock_model_is_left_alone_unless_it_may_go():
     assert not gone.has_stock
     left = [name for name, _ in model.named_parameters()]
     assert not any("proj" in name for name in left)  # no second copy of the weights is held
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("keep_stock", [False, True])
+def test_joined_weights_are_held_once(keep_stock):
+    """Layers of the folded engine and of the stock model beside it are parts of the same ones."""
+    model = random_model(FAMILIES["qwen2"](), seed=0)  # whose q, k and v have biases
+    ids, bytes_before = torch.tensor([prompt_tokens(9)]), storage_bytes(model)
+    expected = model(ids).logits
+    target = Target(model, engine=Folded(), keep_stock=keep_stock)
+    attention = text_body(target.model).layers[0].self_attn
+    assert isinstance(attention.forward, RotaryAttention) != keep_stock
+    logits_V, _ = target.prefill(target.begin(9), ids[0])
+    torch.testing.assert_close(logits_V, expected[0, -1], atol=1e-4, rtol=1e-4)
+    assert storage_bytes(model) == bytes_before
+    if keep_stock:
+        assert torch.equal(model(ids).logits, expected)
+
+
+def storage_bytes(model: PreTrainedModel) -> int:
+    storages = [parameter.untyped_storage() for parameter in model.parameters()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

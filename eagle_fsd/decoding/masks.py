@@ -3,19 +3,42 @@
 Axes: N nodes, K keys, which are rows of the cache.
 """
 
+import sys
+
 import torch
+from torch import nn
+from tqdm import tqdm
 from transformers import PretrainedConfig
 
 Masks = torch.Tensor | dict[str, torch.Tensor]
+
+
+def leave_cudnn_attention(device: torch.device) -> None:
+    """On Hopper and Blackwell torch 2.13 prefers cuDNN's attention, which builds a plan (others
+    measured 20 to 40 ms) for every new size and stride, so for nearly every round of a draft tree
+    and hardly ever for transformers' `generate`; and on B200 it has given wrong text (pytorch
+    issue 193893). Off for the whole process, as vLLM has it, and for every arm alike."""
+    if device.type != "cpu" and torch.backends.cuda.cudnn_sdp_enabled():
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        tqdm.write(
+            "eagle_fsd: cuDNN's attention is off in this process, since it plans every size anew "
+            "(torch.backends.cuda.enable_cudnn_sdp)",
+            file=sys.stderr,
+        )
 
 
 def additive_mask(visible_NK: torch.Tensor, dtype: torch.dtype, repeats: int) -> torch.Tensor:
     """0 where visible, else the dtype's lowest number; in the shape that attention takes, [1, 1,
     repeats N, K]: the same for every query head that shares a key head, where attention folds them
     into the rows (engine/attention.py)."""
+    K = visible_NK.shape[1]
+    if visible_NK.device.type != "cpu":
+        # CUDA's memory-efficient attention wants rows 16 bytes apart, and would copy a mask of
+        # others again in every layer.
+        visible_NK = nn.functional.pad(visible_NK, (0, -K % 8))
     lowest = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=visible_NK.device)
     mask_NK = torch.where(visible_NK, 0.0, lowest)
-    return mask_NK.expand(repeats, -1, -1).reshape(1, 1, -1, mask_NK.shape[1])
+    return mask_NK.expand(repeats, -1, -1).reshape(1, 1, -1, mask_NK.shape[1])[..., :K]
 
 
 def layer_masks(

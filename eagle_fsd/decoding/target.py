@@ -20,7 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.engine import STOCK, Engine
-from eagle_fsd.decoding.masks import layer_masks
+from eagle_fsd.decoding.masks import layer_masks, leave_cudnn_attention
 from eagle_fsd.decoding.readout import Readout
 from eagle_fsd.decoding.sampling import no_numbers
 from eagle_fsd.decoding.tree import DraftTree
@@ -85,6 +85,7 @@ class Target:
         self.readout = Readout(model, self.config)
         # where logits and features are; the embedding may lie elsewhere, on several devices
         self.device: torch.device = self.readout.lm_head.weight.device
+        leave_cudnn_attention(self.device)
         self.dtype: torch.dtype = self.readout.dtype
         eos = model.generation_config.eos_token_id
         self.eos_token_ids = tuple([] if eos is None else eos if isinstance(eos, list) else [eos])

@@ -1,4 +1,4 @@
-"""Attention of few queries over a long cache, and the engine that runs a stock model with it.
+"""Attention of few queries over a long cache.
 
 transformers' sdpa attention repeats keys and values for every query head of a group when it is
 given a mask (with 128 sequences of 300 tokens on a CPU: most of a step's time). Here the queries of
@@ -17,17 +17,11 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from eagle_fsd.decoding.engine import Engine
-from eagle_fsd.families import CACHE_NAMES, cache_name, text_body, text_config
+from eagle_fsd.families import CACHE_NAMES, cache_name
 from eagle_fsd.recurrent.states import ARGUMENT
 
 NAME = "eagle_fsd_folded"
@@ -186,25 +180,6 @@ def takes_rotary(forward: Callable) -> bool:
 
 AttentionInterface.register(NAME, folded_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
-
-
-class Folded(Engine):
-    name = "folded"
-    rebuilds = True
-
-    def rebuild(self, model: PreTrainedModel, *, keep_stock: bool) -> PreTrainedModel:
-        if keep_stock:
-            model = sharing_copy(model)
-        if text_config(model.config)._attn_implementation == "sdpa":
-            model.set_attn_implementation(NAME)
-        self.exchange(text_body(model))
-        return model
-
-    def mask_repeats(self, config: PretrainedConfig) -> int:
-        if config._attn_implementation != NAME:
-            return 1
-        heads = config.num_attention_heads
-        return heads // (getattr(config, "num_key_value_heads", 0) or heads)
 
 
 def sharing_copy(module: nn.Module) -> nn.Module:

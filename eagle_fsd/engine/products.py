@@ -1,4 +1,4 @@
-"""What stands in the place of a stock model's linear layers, norms, MLPs and embedding on a CPU.
+"""What stands in the place of a stock model's linear layers and embedding on a CPU.
 
 A stock nn.Linear lays its weight out anew at every call: oneDNN is given it packed once. And
 reading weights is what a small batch waits for: float32 ones are held in 16 bits where these hold
@@ -85,35 +85,6 @@ class Joined:
         if not held["parts"]:  # hold nothing alive between calls
             held.clear()
         return part
-
-
-class RmsNorm:
-    """x w / sqrt(mean of x^2 + eps). No nn.Module either."""
-
-    def __init__(self, weight_D: torch.Tensor, eps: float):
-        # some layers ask their norm's weight for its dtype
-        self.weight = weight_D.detach()
-        self._shape, self._eps = list(weight_D.shape), float(eps)
-        self._eps_1 = torch.full((1,), self._eps, dtype=torch.float32, device=weight_D.device)
-
-    def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
-        if x_ND.dtype != torch.float32:  # 16 bits are computed in 32, which torch's own does
-            return torch.rms_norm(x_ND, self._shape, self.weight, self._eps)
-        # On a CPU torch's own is six operators, and takes half as long again.
-        norm_N1 = torch.linalg.vector_norm(x_ND, dim=-1, keepdim=True)
-        square_N1 = torch.addcmul(self._eps_1, norm_N1, norm_N1, value=1 / self._shape[-1])
-        return (x_ND * square_N1.rsqrt_()).mul_(self.weight)
-
-
-class GatedMlp:
-    """down(act(gate(x)) up(x)), where one product, [N, D] to [N, 2 I], gives gate and up."""
-
-    def __init__(self, mlp: nn.Module, product: Linear):
-        self._mlp, self._product = mlp, product
-
-    def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
-        gate_NI, up_NI = self._product(x_ND).chunk(2, -1)
-        return self._mlp.down_proj(self._mlp.act_fn(gate_NI) * up_NI)
 
 
 def power_of_two(weight_RD: torch.Tensor, *, exact: bool) -> float | None:

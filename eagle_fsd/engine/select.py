@@ -4,15 +4,15 @@ import torch
 
 from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.engine import Engine
-from eagle_fsd.engine.attention import Folded
 from eagle_fsd.engine.compiled import Compiled
+from eagle_fsd.engine.folded import Folded
 from eagle_fsd.engine.packed import Packed, can_pack
 
 ENGINES: dict[str, type[Engine]] = {
     "stock": Engine,  # transformers' model as it is
     "packed": Packed,  # CPU: weights in oneDNN's layout, folded attention
     "compiled": Compiled,  # CPU: packed, and what lies between products compiled
-    "folded": Folded,  # attention without copies of keys and values
+    "folded": Folded,  # fewer operators, attention without copies of keys and values
 }
 
 

@@ -9,6 +9,7 @@ right (5.24 renamed an argument, and a cache of 5.23's name was no longer filled
 """
 
 import copy
+import gc
 import inspect
 import re
 import sys
@@ -188,7 +189,8 @@ def checked_target(
         if not fault:
             return target
         # 2. It failed: is it the stock model that does? (A copy's generation config is cleared.)
-        model = target = None  # rebuilt; its memory is needed
+        model = target = None  # rebuilt; its memory is needed, and layers know one another
+        gc.collect()
         model = new_model()
         try:
             check_target(Target(copy.copy(model)))

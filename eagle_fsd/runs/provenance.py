@@ -44,12 +44,24 @@ def describe_run(device: str) -> dict:
         name = ", ".join(map(torch.cuda.get_device_name, range(torch.cuda.device_count())))
     else:
         name = torch.cuda.get_device_name(device)
+    backends = {}  # what torch was told of CUDA
+    if device != "cpu" and torch.cuda.is_available():
+        products = torch.backends.cuda.matmul
+        backends = {
+            "cudnn_attention": torch.backends.cuda.cudnn_sdp_enabled(),
+            "tf32": products.allow_tf32,
+            "sums_in_16_bits": {
+                "bfloat16": products.allow_bf16_reduced_precision_reduction,
+                "float16": products.allow_fp16_reduced_precision_reduction,
+            },
+        }
     return {
         "command": shlex.join(["python", *without_checkout(sys.argv)]),
         "commit": commit or "unknown",
         "library": source_digest(),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
         "device": name,
+        **({"backends": backends} if backends else {}),
     }
 
 
