@@ -6,16 +6,16 @@ A command's options are a subclass of the groups that it takes, with those of it
     @dataclass
     class TaskOptions(BenchOptions):
         task: str = option("", "...")
-        max_new_tokens: int = other_default(RunOptions, "max_new_tokens", 256)
 
 What makes two runs the same is what a dataclass compares: a run goes on although an option with
-may_change is another now (runs.folder.Run.of).
+may_change is another now (runs.folder.Run.of). So device, dtype and tree are settled here, where
+they are not given.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from eagle_fsd.config import (
     DEFAULT_ARM,
@@ -31,6 +31,7 @@ from eagle_fsd.config import (
 
 if TYPE_CHECKING:
     from eagle_fsd.arms import Arm
+    from eagle_fsd.evaluation.questions import Question
     from eagle_fsd.models.loaded import Model
 
 
@@ -40,12 +41,6 @@ def option(default, help: str, *, may_change: bool = False):
     if isinstance(default, list):
         return field(default_factory=default.copy, **kept)
     return field(default=default, **kept)
-
-
-def other_default(group: type, name: str, default):
-    """A group's option, of which a command has another default."""
-    declared = group.__dataclass_fields__[name]
-    return option(default, declared.metadata["help"], may_change=not declared.compare)
 
 
 @dataclass
@@ -91,8 +86,8 @@ class RunOptions(FolderOptions):
 
     questions: int | None = option(
         None,
-        "The number of questions, spread evenly over the categories. Not given: all, but of "
-        "MT-Bench mt_bench.py takes 8 on a CPU, and calibrate.py 16.",
+        "The number of questions, spread evenly over the categories. Not given: all, but few of "
+        "MT-Bench where all would take long: 8 by mt_bench.py on a CPU, 16 by calibrate.py.",
         may_change=True,
     )
     max_new_tokens: int = option(128, "The most tokens that an answer may have.")
@@ -104,6 +99,14 @@ class RunOptions(FolderOptions):
 @dataclass
 class QuestionOptions(RunOptions):
     question_file: str = option("", "A question.jsonl in FastChat's format. Empty: MT-Bench's.")
+
+    def read_questions(self, *, of_mt_bench: int | None = None) -> "list[Question]":
+        """As many as are asked for; where no number is given, all, or so many of MT-Bench."""
+        from eagle_fsd.evaluation.questions import read_questions, spread
+
+        if self.questions is None and not self.question_file:
+            self.questions = of_mt_bench
+        return spread(read_questions(self.question_file), self.questions)
 
 
 @dataclass
@@ -143,6 +146,8 @@ class BenchOptions(RunOptions):
 
 @dataclass
 class TargetOptions:
+    trains: ClassVar[bool] = False  # runs many texts at once, and decodes no single answer
+
     target: str = option(
         "smollm2",
         "The target: smollm2 (embedded), a folder, a .gguf file, a hub id, or random:SHAPE for "
@@ -161,9 +166,11 @@ class TargetOptions:
     )
 
     def __post_init__(self):
-        from eagle_fsd.models.load import chosen_device
+        from eagle_fsd.models.load import chosen_device, default_dtype, training_dtype
 
         self.device = chosen_device(self.device)
+        usual_dtype = training_dtype if self.trains else default_dtype
+        self.dtype = self.dtype or usual_dtype(self.device)
 
 
 @dataclass
@@ -210,7 +217,7 @@ class ModelOptions(ChatOptions, PluginOptions):
         import torch
 
         from eagle_fsd.engine.select import choose_engines
-        from eagle_fsd.models.load import DTYPES, default_dtype
+        from eagle_fsd.models.load import DTYPES
 
         super().__post_init__()
         if self.thought_marks and len(self.thought_marks.split()) != 2:
@@ -218,7 +225,6 @@ class ModelOptions(ChatOptions, PluginOptions):
                 "--thought_marks takes a thought's begin mark and its end mark with a space "
                 f"between, got {self.thought_marks!r}"
             )
-        self.dtype = self.dtype or default_dtype(self.device)
         choose_engines(self.engine, device=self.device, dtype=DTYPES.get(self.dtype, torch.float32))
         self.tree = tree_name(parse_tree(self.tree) if self.tree else default_tree(self.device))
 
@@ -244,24 +250,22 @@ class ModelOptions(ChatOptions, PluginOptions):
         from eagle_fsd.models.loaded import load
 
         # 1. The head: none, the one that is named, or the target's own MTP layer.
-        head = self.head if any(arm.needs_head for arm in arms) else None
-        for arm in arms:
-            if arm.needs_head and arm.drafter.head:
-                if head and not is_mtp(head):
-                    raise BadInput(
-                        f"arm {arm.text!r} drafts with the target's own MTP layer, and --head "
-                        f"{head} is another: leave it out, or compare the two in runs of their own"
-                    )
-                head = head or arm.drafter.head
+        own = [arm for arm in arms if arm.needs_head and arm.drafter.head]  # with @mtp
+        head = self.head or (own[0].drafter.head if own else "")
+        if own and not is_mtp(head):
+            raise BadInput(
+                f"arm {own[0].text!r} drafts with the target's own MTP layer, and --head {head} is "
+                "another: leave it out, or compare the two in runs of their own"
+            )
         # 2. The draft model.
         pair = any(arm.needs_draft_model for arm in arms)
         if pair and not self.draft_model:
             raise BadInput("language_model drafts with a second model: name it with --draft_model")
         return load(
             self.target,
-            head=head,
+            head=head if any(arm.needs_head for arm in arms) else None,
             draft_model=self.draft_model if pair else "",
-            tree=parse_tree(self.tree),
+            tree=self.tree,
             dtype=self.dtype,
             device=self.device,
             conv_template=self.conv_template,

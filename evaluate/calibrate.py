@@ -35,8 +35,6 @@ class CalibrateOptions(QuestionOptions):
 
     def __post_init__(self):
         check_least(self, "--", cost=0, max_new_tokens=2)  # the first is prefill's
-        if self.questions is None and not self.question_file:
-            self.questions = 16
 
 
 def run_calibration(
@@ -48,7 +46,7 @@ def run_calibration(
     from eagle_fsd.decoding.loop import DecodeConfig
     from eagle_fsd.evaluation.bench import answer_seed, check_lengths
     from eagle_fsd.evaluation.calibrate import arm_rows, predict, report
-    from eagle_fsd.evaluation.questions import check_same_questions, cut, read_questions, spread
+    from eagle_fsd.evaluation.questions import check_same_questions, cut
     from eagle_fsd.rules.fsd import Exact
     from eagle_fsd.runs.folder import Run
 
@@ -61,7 +59,7 @@ def run_calibration(
     sampling = sampling_options.sampling()
     for arm in arms:
         arm.check(sampling)
-    questions = cut(spread(read_questions(options.question_file), options.questions), 1)
+    questions = cut(options.read_questions(of_mt_bench=16), 1)
     further = {"command": "calibrate"} | model_options.digests()
     run = Run.of(options, sampling_options, model_options, further=further, name="calibrate")
     check_same_questions(run.records["predicted"].values(), questions, turns=1)

@@ -18,7 +18,7 @@ from operator import itemgetter
 
 from eagle_fsd.cli import run_command
 from eagle_fsd.config import DEFAULT_ARM, BadInput, check_least
-from eagle_fsd.evaluation.questions import read_questions, spread
+from eagle_fsd.evaluation.questions import read_questions
 from eagle_fsd.options import FolderOptions, ModelOptions, SamplingOptions, option
 
 NOTES = """\
@@ -31,7 +31,6 @@ NOTES = """\
   tokens a second have it.
 - peak MiB is what torch's allocator gave out in prefill and the first rounds of an answer, above
   what was there before."""
-QUESTIONS = 16  # of MT-Bench, whose first turns are the prompts' text
 
 
 @dataclass
@@ -82,7 +81,7 @@ def run_speed(
         name="speed",
         key=itemgetter("arm", "context"),
     )
-    turns = [question.turns[0] for question in spread(read_questions(""), QUESTIONS)]
+    turns = [question.turns[0] for question in read_questions("")]  # MT-Bench's
     rounds, single = profile_contexts(
         run,
         cache(lambda: model_options.load(arms, keep_stock=True)),

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class DataOptions(ChatOptions):
+    trains = True
+
     output: str = field(
         kw_only=True,
         compare=False,
@@ -102,7 +104,6 @@ def make_data(options: DataOptions) -> None:
     # 1. What needs no weights is checked, and the sources are read.
     processes = Processes.launched(cpu=not options.device.startswith("cuda"))
     options.device = processes.device(options.device)
-    options.dtype = options.dtype or load.training_dtype(options.device)
     load.check_device(options.device, options.dtype)
     config = load.load_target_config(options.target)
     positions = getattr(config, "max_position_embeddings", math.inf)

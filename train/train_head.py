@@ -26,6 +26,8 @@ MAX_LENGTH = 2048  # tokens of a dialogue; what is longer is cut
 
 @dataclass
 class TrainOptions(TargetOptions):
+    trains = True
+
     data: list[str] = field(
         kw_only=True, compare=False, metadata={"help": "Folders of make_data.py, or its files."}
     )
@@ -88,16 +90,13 @@ class TrainOptions(TargetOptions):
     seed: int = option(0, "The seed of initialisation, order and noise.")
 
     def __post_init__(self):
-        from eagle_fsd.models.load import chosen_device, training_dtype
-
         check_known("head_type", self.head_type, ("eagle", "eagle3"))
         if self.recipe:
             parse_recipe(self.recipe)
-        # the device itself stays open: where several processes run, each has its own
-        device = chosen_device(self.device)
-        self.tokens_per_batch = self.tokens_per_batch or (2048 if device == "cpu" else 16384)
-        # a processor that has to emulate bfloat16 takes 20 times as long
-        self.dtype = self.dtype or training_dtype(device)
+        given = self.device
+        super().__post_init__()
+        self.tokens_per_batch = self.tokens_per_batch or (2048 if self.device == "cpu" else 16384)
+        self.device = given  # where several processes run, each has its own
         check_least(self, "--", held_out=1, tokens_per_batch=1, answer_tokens=0, loss_vocab=0)
         check_least(self, "--", batches_per_step=0, epochs=0, steps=0, minutes=0)
         check_seed(self.seed)

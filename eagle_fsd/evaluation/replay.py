@@ -18,7 +18,6 @@ from eagle_fsd.options import (
     QuestionOptions,
     TargetOptions,
     option,
-    other_default,
 )
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.provenance import digest, source_digest, without_checkout
@@ -45,8 +44,10 @@ class ReplayOptions(QuestionOptions, ChatOptions, PluginOptions):
         "The draft heads: folders or hub ids. Empty: the one that ships for smollm2.",
         may_change=True,
     )
-    # in any other a replay does not equal decoding
-    dtype: str = other_default(TargetOptions, "dtype", "float32")
+    dtype: str = option(
+        "float32",
+        "The dtype: bfloat16, float16 or float32, the one in which a replay equals decoding.",
+    )
     arms: list[str] = option(
         [f"exact@eagle:{tree}" for tree in ("7x4x6", "15x4x6", "23x5x8", "59x6x10")],
         "The arms that are replayed: exact, with any drafters.",
@@ -74,7 +75,7 @@ def run_replay(options: ReplayOptions) -> None:
     from eagle_fsd.decoding.tree import RootDrafter
     from eagle_fsd.drafters.eagle import head_drafter
     from eagle_fsd.evaluation.bench import check_lengths
-    from eagle_fsd.evaluation.questions import check_same_questions, cut, read_questions, spread
+    from eagle_fsd.evaluation.questions import check_same_questions, cut
     from eagle_fsd.evaluation.texts import TOKENS_BEYOND_END, judge_levels, plain_texts
     from eagle_fsd.models import load
     from eagle_fsd.models.load import head_digests, target_digests
@@ -83,7 +84,7 @@ def run_replay(options: ReplayOptions) -> None:
     # 1. What is replayed, and the folders of the texts and of this run.
     tree = default_tree(options.device)
     arms = read_arms(options.arms, tree)
-    questions = spread(read_questions(options.question_file), options.questions)
+    questions = options.read_questions()
     config = load.load_target_config(options.target)
     heads = {name: load.load_head(name, config, target=options.target) for name in options.heads}
     # distinguished by their weights: a head that was trained on since is another one
