@@ -1,11 +1,14 @@
 """The options that commands share, each declared once. Nothing heavy is imported before they are
 parsed (cli.py).
 
-A command's options are a subclass of the groups that it takes, with those of its own:
+A command's options are a subclass of the groups that it takes, with those of its own. The text
+under an option is its help; one that gets another default in a subclass keeps it:
 
     @dataclass
-    class TaskOptions(BenchOptions):
-        task: str = option("", "...")
+    class SampleOptions(RunOptions):
+        prompt: str = ""
+        "The prompt."
+        max_new_tokens: int = 256
 
 What makes two runs the same is what a dataclass compares: a run goes on although an option with
 may_change is another now (runs.folder.Run.of). So device, dtype and tree are settled here, where
@@ -35,8 +38,9 @@ if TYPE_CHECKING:
     from eagle_fsd.models.loaded import Model
 
 
-def option(default, help: str, *, may_change: bool = False):
-    """A dataclass field with its help text."""
+def option(default, help: str = "", *, may_change: bool = False):
+    """A field of what plain defaults cannot say: a list, that it may change, a help that is made of
+    names."""
     kept = {"compare": not may_change, "metadata": {"help": help}}
     if isinstance(default, list):
         return field(default_factory=default.copy, **kept)
@@ -47,11 +51,8 @@ def option(default, help: str, *, may_change: bool = False):
 class PluginOptions:
     """Of commands that take arms or read a run of them."""
 
-    plugin: str = option(
-        "",
-        "A Python file with rules of your own, which is executed; see docs/extend.md.",
-        may_change=True,  # its digest may not
-    )
+    plugin: str = option("", may_change=True)  # its digest may not
+    """A Python file with rules of your own, which is executed; see docs/extend.md."""
 
     def load_plugin(self) -> None:
         """Run the file, if one is named, so that arms may name what it registers."""
@@ -72,25 +73,20 @@ class PluginOptions:
 class FolderOptions:
     """Of commands whose records go to a folder (runs/folder.py)."""
 
-    output: str = option(
-        "",
-        "The folder that the run is written to. Empty: the first of runs/NAME, runs/NAME_2, ... "
-        "that is new or holds a run of the same settings, NAME being what is run.",
-        may_change=True,
-    )
+    output: str = option("", may_change=True)
+    """The folder that the run is written to. Empty: the first of runs/NAME, runs/NAME_2, ... that
+    is new or holds a run of the same settings, NAME being what is run."""
 
 
 @dataclass
 class RunOptions(FolderOptions):
     """Of commands whose records are of answers to questions."""
 
-    questions: int | None = option(
-        None,
-        "The number of questions, spread evenly over the categories. Not given: all, but few of "
-        "MT-Bench where all would take long: 8 by mt_bench.py on a CPU, 16 by calibrate.py.",
-        may_change=True,
-    )
-    max_new_tokens: int = option(128, "The most tokens that an answer may have.")
+    questions: int | None = option(None, may_change=True)
+    """The number of questions, spread evenly over the categories. Not given: all, but few of
+    MT-Bench where all would take long: 8 by mt_bench.py on a CPU, 16 by calibrate.py."""
+    max_new_tokens: int = 128
+    """The most tokens that an answer may have."""
 
     def __post_init__(self):
         check_least(self, "--", max_new_tokens=1)
@@ -98,7 +94,8 @@ class RunOptions(FolderOptions):
 
 @dataclass
 class QuestionOptions(RunOptions):
-    question_file: str = option("", "A question.jsonl in FastChat's format. Empty: MT-Bench's.")
+    question_file: str = ""
+    """A question.jsonl in FastChat's format. Empty: MT-Bench's."""
 
     def read_questions(self, *, of_mt_bench: int | None = None) -> "list[Question]":
         """As many as are asked for; where no number is given, all, or so many of MT-Bench."""
@@ -118,25 +115,19 @@ class BenchOptions(RunOptions):
             *("generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid"),
             *(f"{rule}@hybrid" for rule in (DEFAULT_ARM, "path")),
         ],
-        "The arms to compare, each as rule[:value][,field=value][@drafter[:tree]]; see "
-        "docs/evaluate.md.",
         may_change=True,
     )
-    turns: int = option(0, "The number of turns of each question that are asked. 0: all.")
-    num_choices: int = option(
-        1,
-        "The number of answers of every arm to every question, each with a seed of its own.",
-        may_change=True,
-    )
-    quality_only: bool = option(
-        False, "Measure no speeds, so that other processes may use the machine.", may_change=True
-    )
-    traces: int = option(
-        0,
-        "The number of questions, spread over the categories, whose draft trees are kept for the "
-        "report as they are answered.",
-        may_change=True,
-    )
+    """The arms to compare, each as rule[:value][,field=value][@drafter[:tree]]; see
+    docs/evaluate.md."""
+    turns: int = 0
+    """The number of turns of each question that are asked. 0: all."""
+    num_choices: int = option(1, may_change=True)
+    """The number of answers of every arm to every question, each with a seed of its own."""
+    quality_only: bool = option(False, may_change=True)
+    """Measure no speeds, so that other processes may use the machine."""
+    traces: int = option(0, may_change=True)
+    """The number of questions, spread over the categories, whose draft trees are kept for the
+    report as they are answered."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -148,22 +139,15 @@ class BenchOptions(RunOptions):
 class TargetOptions:
     trains: ClassVar[bool] = False  # runs many texts at once, and decodes no single answer
 
-    target: str = option(
-        "smollm2",
-        "The target: smollm2 (embedded), a folder, a .gguf file, a hub id, or random:SHAPE for "
-        "random weights.",
-    )
-    device: str = option(
-        "",
-        "The torch device, or auto to spread a large target over several. Empty: cuda if there is "
-        "one, else cpu.",
-        may_change=True,  # dtype and tree, which follow from it, may not
-    )
-    dtype: str = option(
-        "",
-        "The dtype: bfloat16, float16 or float32. Empty: bfloat16 where the hardware multiplies "
-        "it, else float32, which decoding takes on x86 CPUs in any case.",
-    )
+    target: str = "smollm2"
+    """The target: smollm2 (embedded), a folder, a .gguf file, a hub id, or random:SHAPE for random
+    weights."""
+    device: str = option("", may_change=True)  # dtype and tree, which follow from it, may not
+    """The torch device, or auto to spread a large target over several. Empty: cuda if there is one,
+    else cpu."""
+    dtype: str = ""
+    """The dtype: bfloat16, float16 or float32. Empty: bfloat16 where the hardware multiplies it,
+    else float32, which decoding takes on x86 CPUs in any case."""
 
     def __post_init__(self):
         from eagle_fsd.models.load import chosen_device, default_dtype, training_dtype
@@ -175,43 +159,30 @@ class TargetOptions:
 
 @dataclass
 class ChatOptions(TargetOptions):
-    conv_template: str = option(
-        "", "The name of a FastChat template, for a target that has no chat template of its own."
-    )
+    conv_template: str = ""
+    """The name of a FastChat template, for a target that has no chat template of its own."""
 
 
 @dataclass
 class ModelOptions(ChatOptions, PluginOptions):
-    head: str = option(
-        "",
-        "The draft head: a folder, a hub id, or mtp for the MTP layer in the target's own "
-        "checkpoint. Empty: mtp of arms with @mtp, else the one that ships for smollm2.",
-    )
-    draft_model: str = option(
-        "",
-        "The draft model of arms with @language_model: named as --target is, with the same "
-        "tokenizer, or layers:N for the target's own first N layers.",
-    )
-    tree: str = option(
-        "",
-        "The shape of the head's draft trees, as DRAFTSxLEVELSxTOPK, with their prices. Empty: "
-        "12x6x4,keep=0.1,deepen=0.4 on a CPU, 59x6x10 elsewhere.",
-    )
-    generate_ends: bool = option(
-        False,
-        "End answers where transformers' generate does, at the tokens of generation_config alone, "
-        "also where the chat template ends a turn with another one.",
-    )
-    thought_marks: str = option(
-        "",
-        "The marks around the thought of a reasoning target, with a space between: '<a> </a>'. "
-        "Empty: as its chat template or its tokens tell.",
-    )
-    engine: str = option(
-        "auto",
-        "How forwards are run: packed or compiled on a CPU, folded or stock anywhere; auto takes "
-        "the fastest of those that need no compiling.",
-    )
+    head: str = ""
+    """The draft head: a folder, a hub id, or mtp for the MTP layer in the target's own checkpoint.
+    Empty: mtp of arms with @mtp, else the one that ships for smollm2."""
+    draft_model: str = ""
+    """The draft model of arms with @language_model: named as --target is, with the same tokenizer,
+    or layers:N for the target's own first N layers."""
+    tree: str = ""
+    """The shape of the head's draft trees, as DRAFTSxLEVELSxTOPK, with their prices. Empty:
+    12x6x4,keep=0.1,deepen=0.4 on a CPU, 59x6x10 elsewhere."""
+    generate_ends: bool = False
+    """End answers where transformers' generate does, at the tokens of generation_config alone, also
+    where the chat template ends a turn with another one."""
+    thought_marks: str = ""
+    """The marks around the thought of a reasoning target, with a space between: '<a> </a>'. Empty:
+    as its chat template or its tokens tell."""
+    engine: str = "auto"
+    """How forwards are run: packed or compiled on a CPU, folded or stock anywhere; auto takes the
+    fastest of those that need no compiling."""
 
     def __post_init__(self):
         import torch
@@ -278,18 +249,16 @@ class ModelOptions(ChatOptions, PluginOptions):
 
 @dataclass
 class SamplingOptions:
-    temperature: float = option(0.0, "The sampling temperature; 0 is greedy.")
-    top_k: int = option(
-        0,
-        "Sample among this many most likely tokens; a lossy rule accepts no other token either. "
-        "0: off.",
-    )
-    top_p: float = option(
-        1.0,
-        "Sample within the most likely tokens of this total probability; a lossy rule accepts no "
-        "other token either. 1: off.",
-    )
-    seed: int = option(0, "The seed of all sampling.")
+    temperature: float = 0.0
+    """The sampling temperature; 0 is greedy."""
+    top_k: int = 0
+    """Sample among this many most likely tokens; a lossy rule accepts no other token either. 0:
+    off."""
+    top_p: float = 1.0
+    """Sample within the most likely tokens of this total probability; a lossy rule accepts no other
+    token either. 1: off."""
+    seed: int = 0
+    """The seed of all sampling."""
 
     def __post_init__(self):
         check_seed(self.seed)

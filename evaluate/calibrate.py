@@ -19,19 +19,16 @@ from eagle_fsd.options import ModelOptions, QuestionOptions, SamplingOptions, op
 
 @dataclass
 class CalibrateOptions(QuestionOptions):
-    cost: float = option(
-        0.03,
-        "The cost that is tolerated: the mean regret of a token in nats; above temperature 0 the "
-        "mean total variation.",
-        may_change=True,
-    )
+    cost: float = option(0.03, may_change=True)
+    """The cost that is tolerated: the mean regret of a token in nats; above temperature 0 the mean
+    total variation."""
     arms: list[str] = option(
         [f"path:{price}" for price in (0.1, 0.2, 0.35, 0.5, 0.77, 1.25, 2.0)]
         + [f"ratio:{limit}" for limit in (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)]
         + [f"fsd:{threshold}" for threshold in (0.1, 0.2, 0.3, 0.35, 0.4, 0.45)],
-        "The arms to choose from; all must have the same drafter.",
         may_change=True,
     )
+    """The arms to choose from; all must have the same drafter."""
 
     def __post_init__(self):
         check_least(self, "--", cost=0, max_new_tokens=2)  # the first is prefill's

@@ -36,15 +36,11 @@ NOTES = """\
 @dataclass
 class SpeedOptions(FolderOptions):
     arms: list[str] = option(
-        ["plain", "exact", DEFAULT_ARM, "exact@hybrid", "exact@ngram"],
-        "The arms whose rounds are profiled; see docs/evaluate.md.",
-        may_change=True,
+        ["plain", "exact", DEFAULT_ARM, "exact@hybrid", "exact@ngram"], may_change=True
     )
-    context: list[int] = option(
-        [200],
-        "The lengths of prompts, in tokens, at which rounds are profiled and forwards timed.",
-        may_change=True,
-    )
+    """The arms whose rounds are profiled; see docs/evaluate.md."""
+    context: list[int] = option([200], may_change=True)
+    """The lengths of prompts, in tokens, at which rounds are profiled and forwards timed."""
 
     def __post_init__(self):
         check_least(self, "--", context=2)

@@ -33,10 +33,9 @@ class TaskOptions(BenchOptions):
     execute_code: bool = option(
         False, f"Let the scorer humaneval run what the target wrote. {NO_SANDBOX}", may_change=True
     )
-    rescore: bool = option(
-        False, "Score the records of --output again; no model is loaded.", may_change=True
-    )
-    max_new_tokens: int = option(256, "The most tokens that an answer may have.")
+    rescore: bool = option(False, may_change=True)
+    """Score the records of --output again; no model is loaded."""
+    max_new_tokens: int = 256
 
     def __post_init__(self):
         super().__post_init__()

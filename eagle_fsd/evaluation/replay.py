@@ -39,24 +39,16 @@ LEVEL_NOTE = (
 
 @dataclass
 class ReplayOptions(QuestionOptions, ChatOptions, PluginOptions):
-    heads: list[str] = option(
-        [],
-        "The draft heads: folders or hub ids. Empty: the one that ships for smollm2.",
-        may_change=True,
-    )
-    dtype: str = option(
-        "float32",
-        "The dtype: bfloat16, float16 or float32, the one in which a replay equals decoding.",
-    )
+    heads: list[str] = option([], may_change=True)
+    """The draft heads: folders or hub ids. Empty: the one that ships for smollm2."""
+    dtype: str = "float32"
+    """The dtype: bfloat16, float16 or float32, the one in which a replay equals decoding."""
     arms: list[str] = option(
-        [f"exact@eagle:{tree}" for tree in ("7x4x6", "15x4x6", "23x5x8", "59x6x10")],
-        "The arms that are replayed: exact, with any drafters.",
+        [f"exact@eagle:{tree}" for tree in ("7x4x6", "15x4x6", "23x5x8", "59x6x10")]
     )
-    texts: str = option(
-        "",
-        "The folder of the target's stored texts. Empty: one for this target and this code.",
-        may_change=True,
-    )
+    """The arms that are replayed: exact, with any drafters."""
+    texts: str = option("", may_change=True)
+    """The folder of the target's stored texts. Empty: one for this target and this code."""
 
     def __post_init__(self):
         from eagle_fsd.models.assets import EMBEDDED_TARGET
