@@ -221,7 +221,7 @@ class ModelOptions(ChatOptions, PluginOptions):
         from eagle_fsd.models.loaded import load
 
         # 1. The head: none, the one that is named, or the target's own MTP layer.
-        own = [arm for arm in arms if arm.needs_head and arm.drafter.head]  # with @mtp
+        own = [arm for arm in arms if arm.drafter.head]  # with @mtp
         head = self.head or (own[0].drafter.head if own else "")
         if own and not is_mtp(head):
             raise BadInput(
@@ -229,12 +229,12 @@ class ModelOptions(ChatOptions, PluginOptions):
                 "another: leave it out, or compare the two in runs of their own"
             )
         # 2. The draft model.
-        pair = any(arm.needs_draft_model for arm in arms)
+        pair = any(arm.drafter.needs_draft_model for arm in arms)
         if pair and not self.draft_model:
             raise BadInput("language_model drafts with a second model: name it with --draft_model")
         return load(
             self.target,
-            head=head if any(arm.needs_head for arm in arms) else None,
+            head=head if any(arm.drafter.needs_head for arm in arms) else None,
             draft_model=self.draft_model if pair else "",
             tree=self.tree,
             dtype=self.dtype,

@@ -32,11 +32,11 @@ def read_arms(texts: Sequence[str], tree: TreeConfig) -> list[Arm]:
     kept of it."""
     named = []
     for arm in parse_arms(texts):
-        if arm.needs_head and not arm.tree:
+        if arm.drafter.needs_head and not arm.tree:
             arm = arm.with_tree(tree)
-        deep = arm.needs_head and arm.drafter.shape.tree_depth > TOKENS_BEYOND_END
+        deep = arm.drafter.needs_head and arm.drafter.shape.tree_depth > TOKENS_BEYOND_END
         other_text = arm.kind != "exact" or arm.guards
-        if other_text or deep or arm.needs_draft_model or arm.drafter.recycle:
+        if other_text or deep or arm.drafter.needs_draft_model or arm.drafter.recycle:
             raise BadInput(
                 f"arm {arm.text!r}: replay follows the target's text, so it takes exact alone, "
                 f"with a head's trees of at most {TOKENS_BEYOND_END} levels or with ngram at "

@@ -170,10 +170,10 @@ def same_work(records: Mapping[str, Sequence[Record]]) -> list[float]:
     they made by the same rounds, token for token: what noise alone does. 0.1: 10 %."""
     groups: dict[tuple, list[float]] = {}
     for arm, rows in records.items():
-        drafter = parse_arm(arm).drafter
-        for row in rows if drafter else []:
+        parsed = parse_arm(arm)
+        for row in rows if parsed.drafts else []:
             work = tuple(tuple(r["tokens"]) for r in rounds_of(row))
-            groups.setdefault((drafter, *answer_key(row), work), []).append(seconds(row))
+            groups.setdefault((parsed.drafter, *answer_key(row), work), []).append(seconds(row))
     return [
         max(times) / min(times) - 1 for times in groups.values() if len(times) > 1 and all(times)
     ]

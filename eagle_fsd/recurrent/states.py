@@ -201,20 +201,15 @@ def exchanged_functions(body: PreTrainedModel) -> Iterator[None]:
                 del _users[module]
 
 
-def _check_arguments(name: str, stock: Callable, ours: Callable) -> None:
-    """Refuse, by a BadInput, a function of transformers that takes more than ours does."""
+@functools.cache
+def _ours(name: str, stock: Callable) -> Callable:
+    ours = TreeForward.convolution if name == CONVOLUTION else SCANS[name][0]
     taken, known = (inspect.signature(function).parameters for function in (stock, ours))
     if new := {arg for arg in taken if taken[arg].kind != inspect.Parameter.VAR_KEYWORD} - {*known}:
         raise BadInput(
             f"transformers' {name} of this family takes {', '.join(sorted(new))}, which its form "
             f"for draft trees does not know: {told_versions()}"
         )
-
-
-@functools.cache
-def _ours(name: str, stock: Callable) -> Callable:
-    ours = TreeForward.convolution if name == CONVOLUTION else SCANS[name][0]
-    _check_arguments(name, stock, ours)
 
     @wraps(stock)
     def function(*args, **kwargs):
