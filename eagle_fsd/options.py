@@ -34,7 +34,6 @@ from eagle_fsd.config import (
 
 if TYPE_CHECKING:
     from eagle_fsd.arms import Arm
-    from eagle_fsd.evaluation.questions import Question
     from eagle_fsd.models.loaded import Model
 
 
@@ -96,14 +95,6 @@ class RunOptions(FolderOptions):
 class QuestionOptions(RunOptions):
     question_file: str = ""
     """A question.jsonl in FastChat's format. Empty: MT-Bench's."""
-
-    def read_questions(self, *, of_mt_bench: int | None = None) -> "list[Question]":
-        """As many as are asked for; where no number is given, all, or so many of MT-Bench."""
-        from eagle_fsd.evaluation.questions import read_questions, spread
-
-        if self.questions is None and not self.question_file:
-            self.questions = of_mt_bench
-        return spread(read_questions(self.question_file), self.questions)
 
 
 @dataclass

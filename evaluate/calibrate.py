@@ -43,7 +43,7 @@ def run_calibration(
     from eagle_fsd.decoding.loop import DecodeConfig
     from eagle_fsd.evaluation.bench import answer_seed, check_lengths
     from eagle_fsd.evaluation.calibrate import arm_rows, predict, report
-    from eagle_fsd.evaluation.questions import check_same_questions, cut
+    from eagle_fsd.evaluation.questions import asked, check_same_questions, cut
     from eagle_fsd.rules.fsd import Exact
     from eagle_fsd.runs.folder import Run
 
@@ -56,7 +56,7 @@ def run_calibration(
     sampling = sampling_options.sampling()
     for arm in arms:
         arm.check(sampling)
-    questions = cut(options.read_questions(of_mt_bench=16), 1)
+    questions = cut(asked(options, of_mt_bench=16), 1)
     further = {"command": "calibrate"} | model_options.digests()
     run = Run.of(options, sampling_options, model_options, further=further, name="calibrate")
     check_same_questions(run.records["predicted"].values(), questions, turns=1)

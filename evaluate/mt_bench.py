@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_fsd.cli import run_command
-from eagle_fsd.evaluation.questions import cut
+from eagle_fsd.evaluation.questions import asked, cut
 from eagle_fsd.options import BenchOptions, ModelOptions, QuestionOptions, SamplingOptions
 
 
@@ -31,7 +31,7 @@ def run_mt_bench(
     from eagle_fsd.evaluation.bench import Bench
     from eagle_fsd.evaluation.report.write_report import report_bench
 
-    questions = options.read_questions(of_mt_bench=8 if model_options.device == "cpu" else None)
+    questions = asked(options, of_mt_bench=8 if model_options.device == "cpu" else None)
     questions = cut(questions, options.turns)
     name = Path(options.question_file).name or "MT-Bench"
     bench = Bench(name, "mt_bench", questions, options, sampling, model_options)

@@ -58,7 +58,7 @@ def run_replay(options: ReplayOptions) -> None:
     from eagle_fsd.decoding.tree import RootDrafter
     from eagle_fsd.drafters.eagle import head_drafter
     from eagle_fsd.evaluation.bench import check_lengths
-    from eagle_fsd.evaluation.questions import check_same_questions, cut
+    from eagle_fsd.evaluation.questions import asked, check_same_questions, cut
     from eagle_fsd.evaluation.replay import read_arms, report
     from eagle_fsd.evaluation.texts import TOKENS_BEYOND_END, judge_levels, plain_texts
     from eagle_fsd.models import load
@@ -68,7 +68,7 @@ def run_replay(options: ReplayOptions) -> None:
     # 1. What is replayed, and the folders of the texts and of this run.
     tree = default_tree(options.device)
     arms = read_arms(options.arms, tree)
-    questions = options.read_questions()
+    questions = asked(options)
     config = load.load_target_config(options.target)
     heads = {name: load.load_head(name, config, target=options.target) for name in options.heads}
     # distinguished by their weights: a head that was trained on since is another one
