@@ -73,9 +73,9 @@ def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead
     path = path or target
     if not path or config.model_type not in FAMILIES:
         raise BadInput(
-            f"head {name!r} is read from the files of targets of type {', '.join(FAMILIES)}: this "
-            f"one, of type {config.model_type!r}, is none of these or has no files; name another "
-            "head"
+            f"head {name!r} is an MTP layer in the files of a target of type "
+            f"{', '.join(FAMILIES)}: this one, of type {config.model_type!r}, is none of these or "
+            "has no such files; name another head"
         )
     if path != target:  # its config says whose it is, and with which switches it was trained
         values = _values(model_folder(path))
