@@ -192,18 +192,12 @@ class ModelOptions(ChatOptions, PluginOptions):
 
     def digests(self) -> dict[str, str]:
         """Digests of the files of the models and of the plugin, by which two of one name differ."""
-        from eagle_fsd.models.load import (
-            EMBEDDED_TARGET,
-            SHIPPED_HEAD,
-            head_digests,
-            own_layers,
-            target_digests,
-        )
+        from eagle_fsd.models import load
 
-        own = str(SHIPPED_HEAD) if self.target == EMBEDDED_TARGET else ""
-        digests = target_digests(self.target) | head_digests(self.head or own)
-        if self.draft_model and not own_layers(self.draft_model):
-            digests |= target_digests(self.draft_model, "draft_model")
+        own = str(load.SHIPPED_HEAD) if self.target == load.EMBEDDED_TARGET else ""
+        digests = load.target_digests(self.target) | load.head_digests(self.head or own)
+        if self.draft_model and not load.own_layers(self.draft_model):
+            digests |= load.target_digests(self.draft_model, "draft_model")
         return digests | self.plugin_digest()
 
     def load(self, arms: Sequence["Arm"], *, keep_stock: bool = False) -> "Model":
