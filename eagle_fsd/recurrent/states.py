@@ -55,9 +55,7 @@ class RecurrentLayer(LinearAttentionLayer):
         self.convolved = False
         self.stash: Stash | None = None
 
-    def update_conv_state(
-        self, conv_states: torch.Tensor, state_idx: int = 0, **kwargs
-    ) -> torch.Tensor:
+    def update_conv_state(self, conv_states, state_idx=0, **kwargs) -> torch.Tensor:
         forward = self._cache().tree
         self._forget_tree()
         if forward is None:
@@ -65,9 +63,7 @@ class RecurrentLayer(LinearAttentionLayer):
         forward.layer, self.inputs = self, conv_states  # the convolution is run over kept and new
         return torch.cat([self.conv_states[0], conv_states], dim=-1)
 
-    def update_recurrent_state(
-        self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs
-    ) -> torch.Tensor:
+    def update_recurrent_state(self, recurrent_states, state_idx=0, **kwargs) -> torch.Tensor:
         if self._cache().tree is not None:
             return recurrent_states
         return super().update_recurrent_state(recurrent_states.float(), state_idx, **kwargs)
