@@ -7,7 +7,7 @@ under an option is its help; one that gets another default in a subclass keeps i
     @dataclass
     class SampleOptions(RunOptions):
         prompt: str = ""
-        "The prompt."
+        '''The prompt.'''
         max_new_tokens: int = 256
 
 What makes two runs the same is what a dataclass compares: a run goes on although an option with
