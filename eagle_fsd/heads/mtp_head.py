@@ -32,8 +32,6 @@ STATES = ("normed", "raw")
 ROUTER_BIAS = "e_score_correction_bias"  # chooses experts, in float32 whatever the weights are in
 # what two targets have alike of which one's MTP layer is the other's too, as far as configs say
 FITTING = ("model_type", "hidden_size", "vocab_size", "num_hidden_layers")
-
-
 # What is around the decoder layer: the norms of the embedding and of the hidden state, what makes
 # one of both side by side, and the norm of the output; and copies of the tables of the target.
 PARTS = ("enorm", "hnorm", "eh_proj", "norm", "embedding", "lm_head")
