@@ -24,9 +24,15 @@ from typing import Any
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig, check_known, nearest, tree_name
 from eagle_fsd.decoding.acceptance import Policy
-from eagle_fsd.decoding.tree import Drafter, RootDrafter
+from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.decoding.verified import Guard, Rule
-from eagle_fsd.drafters.settings import DEFAULT_DRAFTER, DRAFTERS, DrafterSettings, LoadedModels
+from eagle_fsd.drafters.settings import (
+    DEFAULT_DRAFTER,
+    DRAFTERS,
+    DrafterSettings,
+    LoadedModels,
+    NoDrafts,
+)
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.rules.guards import GUARDS
@@ -49,7 +55,7 @@ class Arm:
     text: str
     rule: Rule | None = None  # None for the arms of transformers
     guards: tuple[Guard, ...] = ()  # as the text states them
-    drafter: DrafterSettings | None = None  # None: no drafts
+    drafter: DrafterSettings = NoDrafts()
 
     @property
     def slug(self) -> str:
@@ -66,21 +72,12 @@ class Arm:
 
     @property
     def drafts(self) -> bool:
-        return self.drafter is not None
-
-    @property
-    def needs_head(self) -> bool:
-        return self.drafts and self.drafter.needs_head
-
-    @property
-    def needs_draft_model(self) -> bool:
-        return self.drafts and self.drafter.needs_draft_model
+        return self.drafter != NoDrafts()
 
     @property
     def tree(self) -> str:
         """The shape of its trees, "7x3x4", if the arm names one, else ""."""
-        named = self.drafter.shape if self.drafts else None
-        return tree_name(named) if named else ""
+        return tree_name(self.drafter.shape) if self.drafter.shape else ""
 
     @property
     def drafted(self) -> str:
@@ -113,7 +110,7 @@ class Arm:
         """How drafts are accepted at this sampling. At temperature 0 a lossy rule has its drafter's
         guards where it states none of their kind."""
         rule, guards = self.rule or Exact(), {type(guard): guard for guard in self.guards}
-        if self.drafts and type(rule) is not Exact and sampling.temperature == 0:
+        if type(rule) is not Exact and sampling.temperature == 0:
             guards = {type(guard): guard for guard in self.drafter.greedy_guards} | guards
         in_order = [guards[kind] for kind in GUARDS.values() if kind in guards]
         return Policy(rule, sampling, tuple(guard for guard in in_order if not guard.off))
@@ -122,7 +119,7 @@ class Arm:
         """Refuse, by a BadInput, what has no meaning together: before anything is loaded, and with
         the drafter once it is built, for what its settings do not show."""
         with _about(self.text):
-            self.policy(sampling).check(drafter or self.drafter or RootDrafter())
+            self.policy(sampling).check(drafter or self.drafter)
 
     def check_answers(self) -> None:
         if not self.runs_our_loop:
@@ -130,7 +127,7 @@ class Arm:
 
     def build_drafter(self, model: LoadedModels) -> Drafter:
         """Its drafter; build it once, since a reduced draft vocabulary may be copied for it."""
-        drafter = self.drafter.build(model) if self.drafts else RootDrafter()
+        drafter = self.drafter.build(model)
         if drafter.max_nodes > model.target.max_positions:
             raise BadInput(
                 f"arm {self.text!r}: {drafter.max_nodes - 1} drafts are beyond the target's "

@@ -3,6 +3,8 @@
 Nothing heavy is imported before options are parsed: `--help` and a typo are answered at once.
 """
 
+import ast
+import inspect
 import io
 import os
 import shlex
@@ -10,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 from transformers import HfArgumentParser
@@ -26,8 +29,25 @@ def run_command(
     ended_by(lambda: run(*parse(HfArgumentParser(options), arguments)))
 
 
+def help_texts(options: type) -> dict[str, str]:
+    """By option, the text under it in the source of its class; under the last one of the classes
+    that the options build on, where several have it with a text."""
+    texts = {}
+    for group in reversed(options.__mro__[:-1]):
+        (declared,) = ast.parse(inspect.getsource(group)).body
+        for field, text in pairwise(declared.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                texts[field.target.id] = " ".join(ast.literal_eval(text.value).split())
+    return texts
+
+
 def parse(parser: HfArgumentParser, arguments: list[str] | None = None) -> tuple:
     """An instance of each options class, and a namespace of the parser's other arguments if any."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if {"-h", "--help"} & {*words}:  # reading the sources takes a tenth of a second
+        texts = {name: t for each in parser.dataclass_types for name, t in help_texts(each).items()}
+        for action in parser._actions:
+            action.help = texts.get(action.dest, action.help)
     # the parser would raise a plain ValueError, and that after options have looked for a device
     _, unknown = parser.parse_known_args(arguments)
     if unknown:

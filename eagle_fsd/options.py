@@ -1,21 +1,24 @@
 """The options that commands share, each declared once. Nothing heavy is imported before they are
 parsed (cli.py).
 
-A command's options are a subclass of the groups that it takes, with those of its own:
+A command's options are a subclass of the groups that it takes, with those of its own. The text
+under an option is its help; one that gets another default in a subclass keeps it:
 
     @dataclass
-    class TaskOptions(BenchOptions):
-        task: str = option("", "...")
-        max_new_tokens: int = other_default(RunOptions, "max_new_tokens", 256)
+    class SampleOptions(RunOptions):
+        prompt: str = ""
+        '''The prompt.'''
+        max_new_tokens: int = 256
 
 What makes two runs the same is what a dataclass compares: a run goes on although an option with
-may_change is another now (runs.folder.Run.of).
+may_change is another now (runs.folder.Run.of). So device, dtype and tree are settled here, where
+they are not given.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from eagle_fsd.config import (
     DEFAULT_ARM,
@@ -34,29 +37,21 @@ if TYPE_CHECKING:
     from eagle_fsd.models.loaded import Model
 
 
-def option(default, help: str, *, may_change: bool = False):
-    """A dataclass field with its help text."""
+def option(default, help: str = "", *, may_change: bool = False):
+    """A field of what plain defaults cannot say: a list, that it may change, a help that is made of
+    names."""
     kept = {"compare": not may_change, "metadata": {"help": help}}
     if isinstance(default, list):
         return field(default_factory=default.copy, **kept)
     return field(default=default, **kept)
 
 
-def other_default(group: type, name: str, default):
-    """A group's option, of which a command has another default."""
-    declared = group.__dataclass_fields__[name]
-    return option(default, declared.metadata["help"], may_change=not declared.compare)
-
-
 @dataclass
 class PluginOptions:
     """Of commands that take arms or read a run of them."""
 
-    plugin: str = option(
-        "",
-        "A Python file with rules of your own, which is executed; see docs/extend.md.",
-        may_change=True,  # its digest may not
-    )
+    plugin: str = option("", may_change=True)  # its digest may not
+    """A Python file with rules of your own, which is executed; see docs/extend.md."""
 
     def load_plugin(self) -> None:
         """Run the file, if one is named, so that arms may name what it registers."""
@@ -77,25 +72,20 @@ class PluginOptions:
 class FolderOptions:
     """Of commands whose records go to a folder (runs/folder.py)."""
 
-    output: str = option(
-        "",
-        "The folder that the run is written to. Empty: the first of runs/NAME, runs/NAME_2, ... "
-        "that is new or holds a run of the same settings, NAME being what is run.",
-        may_change=True,
-    )
+    output: str = option("", may_change=True)
+    """The folder that the run is written to. Empty: the first of runs/NAME, runs/NAME_2, ... that
+    is new or holds a run of the same settings, NAME being what is run."""
 
 
 @dataclass
 class RunOptions(FolderOptions):
     """Of commands whose records are of answers to questions."""
 
-    questions: int | None = option(
-        None,
-        "The number of questions, spread evenly over the categories. Not given: all, but of "
-        "MT-Bench mt_bench.py takes 8 on a CPU, and calibrate.py 16.",
-        may_change=True,
-    )
-    max_new_tokens: int = option(128, "The most tokens that an answer may have.")
+    questions: int | None = option(None, may_change=True)
+    """The number of questions, spread evenly over the categories. Not given: all, but few of
+    MT-Bench where all would take long: 8 by mt_bench.py on a CPU, 16 by calibrate.py."""
+    max_new_tokens: int = 128
+    """The most tokens that an answer may have."""
 
     def __post_init__(self):
         check_least(self, "--", max_new_tokens=1)
@@ -103,7 +93,8 @@ class RunOptions(FolderOptions):
 
 @dataclass
 class QuestionOptions(RunOptions):
-    question_file: str = option("", "A question.jsonl in FastChat's format. Empty: MT-Bench's.")
+    question_file: str = ""
+    """A question.jsonl in FastChat's format. Empty: MT-Bench's."""
 
 
 @dataclass
@@ -115,25 +106,19 @@ class BenchOptions(RunOptions):
             *("generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid"),
             *(f"{rule}@hybrid" for rule in (DEFAULT_ARM, "path")),
         ],
-        "The arms to compare, each as rule[:value][,field=value][@drafter[:tree]]; see "
-        "docs/evaluate.md.",
         may_change=True,
     )
-    turns: int = option(0, "The number of turns of each question that are asked. 0: all.")
-    num_choices: int = option(
-        1,
-        "The number of answers of every arm to every question, each with a seed of its own.",
-        may_change=True,
-    )
-    quality_only: bool = option(
-        False, "Measure no speeds, so that other processes may use the machine.", may_change=True
-    )
-    traces: int = option(
-        0,
-        "The number of questions, spread over the categories, whose draft trees are kept for the "
-        "report as they are answered.",
-        may_change=True,
-    )
+    """The arms to compare, each as rule[:value][,field=value][@drafter[:tree]]; see
+    docs/evaluate.md."""
+    turns: int = 0
+    """The number of turns of each question that are asked. 0: all."""
+    num_choices: int = option(1, may_change=True)
+    """The number of answers of every arm to every question, each with a seed of its own."""
+    quality_only: bool = option(False, may_change=True)
+    """Measure no speeds, so that other processes may use the machine."""
+    traces: int = option(0, may_change=True)
+    """The number of questions, spread over the categories, whose draft trees are kept for the
+    report as they are answered."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -143,74 +128,58 @@ class BenchOptions(RunOptions):
 
 @dataclass
 class TargetOptions:
-    target: str = option(
-        "smollm2",
-        "The target: smollm2 (embedded), a folder, a .gguf file, a hub id, or random:SHAPE for "
-        "random weights.",
-    )
-    device: str = option(
-        "",
-        "The torch device, or auto to spread a large target over several. Empty: cuda if there is "
-        "one, else cpu.",
-        may_change=True,  # dtype and tree, which follow from it, may not
-    )
-    dtype: str = option(
-        "",
-        "The dtype: bfloat16, float16 or float32. Empty: bfloat16 where the hardware multiplies "
-        "it, else float32, which decoding takes on x86 CPUs in any case.",
-    )
+    trains: ClassVar[bool] = False  # runs many texts at once, and decodes no single answer
+
+    target: str = "smollm2"
+    """The target: smollm2 (embedded), a folder, a .gguf file, a hub id, or random:SHAPE for random
+    weights."""
+    device: str = option("", may_change=True)  # dtype and tree, which follow from it, may not
+    """The torch device, or auto to spread a large target over several. Empty: cuda if there is one,
+    else cpu."""
+    dtype: str = ""
+    """The dtype: bfloat16, float16 or float32. Empty: bfloat16 where the hardware multiplies it,
+    else float32, which decoding takes on x86 CPUs in any case."""
 
     def __post_init__(self):
-        from eagle_fsd.models.load import chosen_device
+        from eagle_fsd.models.load import chosen_device, default_dtype, training_dtype
 
         self.device = chosen_device(self.device)
+        usual_dtype = training_dtype if self.trains else default_dtype
+        self.dtype = self.dtype or usual_dtype(self.device)
 
 
 @dataclass
 class ChatOptions(TargetOptions):
-    conv_template: str = option(
-        "", "The name of a FastChat template, for a target that has no chat template of its own."
-    )
+    conv_template: str = ""
+    """The name of a FastChat template, for a target that has no chat template of its own."""
 
 
 @dataclass
 class ModelOptions(ChatOptions, PluginOptions):
-    head: str = option(
-        "",
-        "The draft head: a folder, a hub id, or mtp for the MTP layer in the target's own "
-        "checkpoint. Empty: mtp of arms with @mtp, else the one that ships for smollm2.",
-    )
-    draft_model: str = option(
-        "",
-        "The draft model of arms with @language_model: named as --target is, with the same "
-        "tokenizer, or layers:N for the target's own first N layers.",
-    )
-    tree: str = option(
-        "",
-        "The shape of the head's draft trees, as DRAFTSxLEVELSxTOPK, with their prices. Empty: "
-        "12x6x4,keep=0.1,deepen=0.4 on a CPU, 59x6x10 elsewhere.",
-    )
-    generate_ends: bool = option(
-        False,
-        "End answers where transformers' generate does, at the tokens of generation_config alone, "
-        "also where the chat template ends a turn with another one.",
-    )
-    thought_marks: str = option(
-        "",
-        "The marks around the thought of a reasoning target, with a space between: '<a> </a>'. "
-        "Empty: as its chat template or its tokens tell.",
-    )
-    engine: str = option(
-        "auto",
-        "How forwards are run: packed or compiled on a CPU, folded or stock anywhere; auto takes "
-        "the fastest of those that need no compiling.",
-    )
+    head: str = ""
+    """The draft head: a folder, a hub id, or mtp for the MTP layer in the target's own checkpoint.
+    Empty: mtp of arms with @mtp, else the one that ships for smollm2."""
+    draft_model: str = ""
+    """The draft model of arms with @language_model: named as --target is, with the same tokenizer,
+    or layers:N for the target's own first N layers."""
+    tree: str = ""
+    """The shape of the head's draft trees, as DRAFTSxLEVELSxTOPK, with their prices. Empty:
+    12x6x4,keep=0.1,deepen=0.4 on a CPU, 59x6x10 elsewhere."""
+    generate_ends: bool = False
+    """End answers where transformers' generate does, at the tokens of generation_config alone, also
+    where the chat template ends a turn with another one."""
+    thought_marks: str = ""
+    """The marks around the thought of a reasoning target, with a space between: '<a> </a>'. Empty:
+    as its chat template or its tokens tell."""
+    engine: str = "auto"
+    """How forwards are run: packed or compiled on a CPU, folded or stock anywhere; auto takes the
+    fastest of those that need no compiling."""
 
     def __post_init__(self):
         import torch
 
         from eagle_fsd.engine.select import choose_engines
-        from eagle_fsd.models.load import DTYPES, default_dtype
+        from eagle_fsd.models.load import DTYPES
 
         super().__post_init__()
         if self.thought_marks and len(self.thought_marks.split()) != 2:
@@ -218,24 +187,17 @@ class ModelOptions(ChatOptions, PluginOptions):
                 "--thought_marks takes a thought's begin mark and its end mark with a space "
                 f"between, got {self.thought_marks!r}"
             )
-        self.dtype = self.dtype or default_dtype(self.device)
         choose_engines(self.engine, device=self.device, dtype=DTYPES.get(self.dtype, torch.float32))
         self.tree = tree_name(parse_tree(self.tree) if self.tree else default_tree(self.device))
 
     def digests(self) -> dict[str, str]:
         """Digests of the files of the models and of the plugin, by which two of one name differ."""
-        from eagle_fsd.models.load import (
-            EMBEDDED_TARGET,
-            SHIPPED_HEAD,
-            head_digests,
-            own_layers,
-            target_digests,
-        )
+        from eagle_fsd.models import load
 
-        own = str(SHIPPED_HEAD) if self.target == EMBEDDED_TARGET else ""
-        digests = target_digests(self.target) | head_digests(self.head or own)
-        if self.draft_model and not own_layers(self.draft_model):
-            digests |= target_digests(self.draft_model, "draft_model")
+        own = str(load.SHIPPED_HEAD) if self.target == load.EMBEDDED_TARGET else ""
+        digests = load.target_digests(self.target) | load.head_digests(self.head or own)
+        if self.draft_model and not load.own_layers(self.draft_model):
+            digests |= load.target_digests(self.draft_model, "draft_model")
         return digests | self.plugin_digest()
 
     def load(self, arms: Sequence["Arm"], *, keep_stock: bool = False) -> "Model":
@@ -244,24 +206,22 @@ class ModelOptions(ChatOptions, PluginOptions):
         from eagle_fsd.models.loaded import load
 
         # 1. The head: none, the one that is named, or the target's own MTP layer.
-        head = self.head if any(arm.needs_head for arm in arms) else None
-        for arm in arms:
-            if arm.needs_head and arm.drafter.head:
-                if head and not is_mtp(head):
-                    raise BadInput(
-                        f"arm {arm.text!r} drafts with the target's own MTP layer, and --head "
-                        f"{head} is another: leave it out, or compare the two in runs of their own"
-                    )
-                head = head or arm.drafter.head
+        own = [arm for arm in arms if arm.drafter.head]  # with @mtp
+        head = self.head or (own[0].drafter.head if own else "")
+        if own and not is_mtp(head):
+            raise BadInput(
+                f"arm {own[0].text!r} drafts with the target's own MTP layer, and --head {head} is "
+                "another: leave it out, or compare the two in runs of their own"
+            )
         # 2. The draft model.
-        pair = any(arm.needs_draft_model for arm in arms)
+        pair = any(arm.drafter.needs_draft_model for arm in arms)
         if pair and not self.draft_model:
             raise BadInput("language_model drafts with a second model: name it with --draft_model")
         return load(
             self.target,
-            head=head,
+            head=head if any(arm.drafter.needs_head for arm in arms) else None,
             draft_model=self.draft_model if pair else "",
-            tree=parse_tree(self.tree),
+            tree=self.tree,
             dtype=self.dtype,
             device=self.device,
             conv_template=self.conv_template,
@@ -274,18 +234,16 @@ class ModelOptions(ChatOptions, PluginOptions):
 
 @dataclass
 class SamplingOptions:
-    temperature: float = option(0.0, "The sampling temperature; 0 is greedy.")
-    top_k: int = option(
-        0,
-        "Sample among this many most likely tokens; a lossy rule accepts no other token either. "
-        "0: off.",
-    )
-    top_p: float = option(
-        1.0,
-        "Sample within the most likely tokens of this total probability; a lossy rule accepts no "
-        "other token either. 1: off.",
-    )
-    seed: int = option(0, "The seed of all sampling.")
+    temperature: float = 0.0
+    """The sampling temperature; 0 is greedy."""
+    top_k: int = 0
+    """Sample among this many most likely tokens; a lossy rule accepts no other token either. 0:
+    off."""
+    top_p: float = 1.0
+    """Sample within the most likely tokens of this total probability; a lossy rule accepts no other
+    token either. 1: off."""
+    seed: int = 0
+    """The seed of all sampling."""
 
     def __post_init__(self):
         check_seed(self.seed)

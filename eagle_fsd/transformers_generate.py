@@ -93,10 +93,10 @@ class DecodingMethod:
     ):
         self.last: Generation | None = None
         self._arm, self._tree, self._generate_ends = parse_arm(arm), as_tree(tree), generate_ends
-        self._head = head if self._arm.needs_head else None
+        self._head = head if self._arm.drafter.needs_head else None
         self._built: WeakKeyDictionary[PreTrainedModel, Built] = WeakKeyDictionary()
         self._arm.check_answers()
-        if self._arm.needs_draft_model or (self._arm.needs_head and head is None):
+        if self._arm.drafter.needs_draft_model or (self._arm.drafter.needs_head and head is None):
             raise BadInput(
                 f"arm {arm!r} needs a head, or a draft model, which eagle_fsd.load alone takes: "
                 "name a head, or take plain or exact@ngram"

@@ -14,30 +14,27 @@ in [square brackets] and a | stands between rounds.
 
 import os
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from eagle_fsd.cli import run_command
 from eagle_fsd.config import DEFAULT_ARM
-from eagle_fsd.options import ModelOptions, SamplingOptions, option
+from eagle_fsd.options import ModelOptions, SamplingOptions
 
 
 @dataclass
 class AnswerOptions:
-    prompt: str = field(metadata={"help": "The user's message."})
-    arm: str = option(
-        DEFAULT_ARM,
-        "How drafts are accepted and made: rule[:value][,field=value][@drafter[:tree]], or plain.",
-    )
-    max_new_tokens: int = option(256, "The most tokens that the answer may have.")
-    show: bool = option(
-        False,
-        "Mark the fuzzy tokens and the borders of rounds: by colours on a terminal, elsewhere by "
-        "[square brackets] around fuzzy tokens and a | between rounds.",
-    )
-    html: str = option(
-        "", "A file to write, with a page of the draft tree of every round. Empty: none is written."
-    )
+    prompt: str
+    """The user's message."""
+    arm: str = DEFAULT_ARM
+    """How drafts are accepted and made: rule[:value][,field=value][@drafter[:tree]], or plain."""
+    max_new_tokens: int = 256
+    """The most tokens that the answer may have."""
+    show: bool = False
+    """Mark the fuzzy tokens and the borders of rounds: by colours on a terminal, elsewhere by
+    [square brackets] around fuzzy tokens and a | between rounds."""
+    html: str = ""
+    """A file to write, with a page of the draft tree of every round. Empty: none is written."""
 
 
 COLORS = ("\033[30;43m", "\033[0m")  # black on yellow

@@ -19,24 +19,19 @@ from eagle_fsd.options import ModelOptions, QuestionOptions, SamplingOptions, op
 
 @dataclass
 class CalibrateOptions(QuestionOptions):
-    cost: float = option(
-        0.03,
-        "The cost that is tolerated: the mean regret of a token in nats; above temperature 0 the "
-        "mean total variation.",
-        may_change=True,
-    )
+    cost: float = option(0.03, may_change=True)
+    """The cost that is tolerated: the mean regret of a token in nats; above temperature 0 the mean
+    total variation."""
     arms: list[str] = option(
         [f"path:{price}" for price in (0.1, 0.2, 0.35, 0.5, 0.77, 1.25, 2.0)]
         + [f"ratio:{limit}" for limit in (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)]
         + [f"fsd:{threshold}" for threshold in (0.1, 0.2, 0.3, 0.35, 0.4, 0.45)],
-        "The arms to choose from; all must have the same drafter.",
         may_change=True,
     )
+    """The arms to choose from; all must have the same drafter."""
 
     def __post_init__(self):
         check_least(self, "--", cost=0, max_new_tokens=2)  # the first is prefill's
-        if self.questions is None and not self.question_file:
-            self.questions = 16
 
 
 def run_calibration(
@@ -48,7 +43,7 @@ def run_calibration(
     from eagle_fsd.decoding.loop import DecodeConfig
     from eagle_fsd.evaluation.bench import answer_seed, check_lengths
     from eagle_fsd.evaluation.calibrate import arm_rows, predict, report
-    from eagle_fsd.evaluation.questions import check_same_questions, cut, read_questions, spread
+    from eagle_fsd.evaluation.questions import asked, check_same_questions, cut
     from eagle_fsd.rules.fsd import Exact
     from eagle_fsd.runs.folder import Run
 
@@ -61,7 +56,7 @@ def run_calibration(
     sampling = sampling_options.sampling()
     for arm in arms:
         arm.check(sampling)
-    questions = cut(spread(read_questions(options.question_file), options.questions), 1)
+    questions = cut(asked(options, of_mt_bench=16), 1)
     further = {"command": "calibrate"} | model_options.digests()
     run = Run.of(options, sampling_options, model_options, further=further, name="calibrate")
     check_same_questions(run.records["predicted"].values(), questions, turns=1)

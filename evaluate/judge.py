@@ -11,7 +11,7 @@ it was: run the same command again. What has a rating is not asked again, what h
 that have changed since are judged anew.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from urllib.parse import quote
@@ -23,9 +23,12 @@ from eagle_fsd.options import option
 
 @dataclass
 class JudgeOptions:
-    run: str = field(metadata={"help": "The folder of the run whose answers are judged."})
-    model: str = field(metadata={"help": "The judge, as the endpoint names it."})
-    arms: list[str] = option([], "The arms to judge. Empty: all of the run.")
+    run: str
+    """The folder of the run whose answers are judged."""
+    model: str
+    """The judge, as the endpoint names it."""
+    arms: list[str] = option([])
+    """The arms to judge. Empty: all of the run."""
 
 
 def run_judge(options: JudgeOptions) -> None:

@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_fsd.cli import run_command
-from eagle_fsd.evaluation.questions import cut, read_questions, spread
+from eagle_fsd.evaluation.questions import asked, cut
 from eagle_fsd.options import BenchOptions, ModelOptions, QuestionOptions, SamplingOptions
-
-ON_CPU = 8  # questions of MT-Bench, unless a number is given
 
 
 @dataclass
@@ -33,9 +31,7 @@ def run_mt_bench(
     from eagle_fsd.evaluation.bench import Bench
     from eagle_fsd.evaluation.report.write_report import report_bench
 
-    if options.questions is None and not options.question_file and model_options.device == "cpu":
-        options.questions = ON_CPU
-    questions = spread(read_questions(options.question_file), options.questions)
+    questions = asked(options, of_mt_bench=8 if model_options.device == "cpu" else None)
     questions = cut(questions, options.turns)
     name = Path(options.question_file).name or "MT-Bench"
     bench = Bench(name, "mt_bench", questions, options, sampling, model_options)

@@ -17,12 +17,13 @@ from transformers import HfArgumentParser
 
 from eagle_fsd.cli import ended_by, parse
 from eagle_fsd.config import BadInput
-from eagle_fsd.options import PluginOptions, option
+from eagle_fsd.options import PluginOptions
 
 
 @dataclass
 class ReportOptions(PluginOptions):
-    output: str = option("report", "The folder that the report is written to.")
+    output: str = "report"
+    """The folder that the report is written to."""
 
 
 def report(options: ReportOptions, given: Namespace) -> None:

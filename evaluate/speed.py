@@ -18,7 +18,7 @@ from operator import itemgetter
 
 from eagle_fsd.cli import run_command
 from eagle_fsd.config import DEFAULT_ARM, BadInput, check_least
-from eagle_fsd.evaluation.questions import read_questions, spread
+from eagle_fsd.evaluation.questions import read_questions
 from eagle_fsd.options import FolderOptions, ModelOptions, SamplingOptions, option
 
 NOTES = """\
@@ -31,21 +31,16 @@ NOTES = """\
   tokens a second have it.
 - peak MiB is what torch's allocator gave out in prefill and the first rounds of an answer, above
   what was there before."""
-QUESTIONS = 16  # of MT-Bench, whose first turns are the prompts' text
 
 
 @dataclass
 class SpeedOptions(FolderOptions):
     arms: list[str] = option(
-        ["plain", "exact", DEFAULT_ARM, "exact@hybrid", "exact@ngram"],
-        "The arms whose rounds are profiled; see docs/evaluate.md.",
-        may_change=True,
+        ["plain", "exact", DEFAULT_ARM, "exact@hybrid", "exact@ngram"], may_change=True
     )
-    context: list[int] = option(
-        [200],
-        "The lengths of prompts, in tokens, at which rounds are profiled and forwards timed.",
-        may_change=True,
-    )
+    """The arms whose rounds are profiled; see docs/evaluate.md."""
+    context: list[int] = option([200], may_change=True)
+    """The lengths of prompts, in tokens, at which rounds are profiled and forwards timed."""
 
     def __post_init__(self):
         check_least(self, "--", context=2)
@@ -82,7 +77,7 @@ def run_speed(
         name="speed",
         key=itemgetter("arm", "context"),
     )
-    turns = [question.turns[0] for question in spread(read_questions(""), QUESTIONS)]
+    turns = [question.turns[0] for question in read_questions("")]  # MT-Bench's
     rounds, single = profile_contexts(
         run,
         cache(lambda: model_options.load(arms, keep_stock=True)),

@@ -17,7 +17,7 @@ from pathlib import Path
 from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import check_same_questions, cut, spread
-from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, option, other_default
+from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, option
 from eagle_fsd.tasks.humaneval import NO_SANDBOX
 from eagle_fsd.tasks.scorers import SCORERS, SOURCES, check_scorable, read_task
 
@@ -33,10 +33,9 @@ class TaskOptions(BenchOptions):
     execute_code: bool = option(
         False, f"Let the scorer humaneval run what the target wrote. {NO_SANDBOX}", may_change=True
     )
-    rescore: bool = option(
-        False, "Score the records of --output again; no model is loaded.", may_change=True
-    )
-    max_new_tokens: int = other_default(BenchOptions, "max_new_tokens", 256)
+    rescore: bool = option(False, may_change=True)
+    """Score the records of --output again; no model is loaded."""
+    max_new_tokens: int = 256
 
     def __post_init__(self):
         super().__post_init__()

@@ -25,7 +25,7 @@ from eagle_fsd.config import BadInput, check_least
 from eagle_fsd.decoding.loop import StopConfig, check_request
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter, DraftTree
-from eagle_fsd.options import ModelOptions, option
+from eagle_fsd.options import ModelOptions
 
 
 @dataclass(frozen=True)
@@ -204,10 +204,14 @@ def search(
 
 @dataclass
 class BeamOptions:
-    prompt: str = option("Why is the sky blue?", "The user's message.")
-    arm: str = option("plain", "plain drafts nothing; exact, or exact@eagle:15x4x6, drafts.")
-    beams: int = option(4, "The number of beams, num_beams of `generate`.")
-    max_new_tokens: int = option(256, "The most tokens that the answer may have.")
+    prompt: str = "Why is the sky blue?"
+    """The user's message."""
+    arm: str = "plain"
+    """plain drafts nothing; exact, or exact@eagle:15x4x6, drafts."""
+    beams: int = 4
+    """The number of beams, num_beams of `generate`."""
+    max_new_tokens: int = 256
+    """The most tokens that the answer may have."""
 
 
 def run(options: BeamOptions, model_options: ModelOptions) -> None:

@@ -36,15 +36,13 @@ Guards:
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from eagle_fsd.config import BadInput, SamplingConfig, check_least
+from eagle_fsd.config import BadInput, check_least
 from eagle_fsd.decoding.columns import PLACES, Rows, entropy
-from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.decoding.verified import Guard, Path, Rule, VerifiedTree
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.guards import GUARDS
@@ -72,9 +70,7 @@ class SuffixRule(Rule):
 
     columns: ClassVar[tuple[str, ...]] = ("regret",)
 
-    def check(
-        self, sampling: SamplingConfig, drafter: Drafter, guards: Sequence[Guard] = ()
-    ) -> None:
+    def check(self, sampling, drafter, guards=()) -> None:
         if sampling.temperature > 0:
             raise BadInput(
                 "this rule reads the target's own tokens behind a draft, which above temperature 0 "
@@ -171,9 +167,7 @@ class Asd(SuffixRule):
 class Raised(Coupled):
     """Raises the probability pi of all drafts together to `raised(pi)`."""
 
-    def check(
-        self, sampling: SamplingConfig, drafter: Drafter, guards: Sequence[Guard] = ()
-    ) -> None:
+    def check(self, sampling, drafter, guards=()) -> None:
         super().check(sampling, drafter, guards)
         if sampling.temperature == 0:
             raise BadInput(

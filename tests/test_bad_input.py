@@ -123,7 +123,7 @@ COMMANDS = dict.fromkeys(command for command, *_ in TABLE_ROWS)
 @pytest.mark.parametrize("command", list(COMMANDS))
 def test_drawn_values(place, monkeypatch, command):
     """Every option takes a value or ends in an error of BadInput's or argparse's; so do whole
-    commands, whose target has no weights."""
+    commands, whose target has no weights. And each of them says what it is."""
     monkeypatch.chdir(place)
     monkeypatch.setenv("OPENAI_API_KEY", "")  # the judge asks nobody
     file, *fixed = command.split()
@@ -144,3 +144,6 @@ def test_drawn_values(place, monkeypatch, command):
 
     parsed()
     ended()
+    with pytest.raises(SystemExit):
+        parse(parser, ["--help"])
+    assert all(action.help for action in parser._actions)

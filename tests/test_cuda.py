@@ -74,8 +74,8 @@ def test_a_round_waits_for_one_read(head, drafter, family, engine, temperature):
     assert (rounds := len(got.rounds)) > 1
     # prefill ends with a read; the first draft takes the table of positions along, and the first
     # tree of a model is looked at once an answer, for a NaN
-    table = ["to cuda"] * 2 if arm.needs_head else []
-    look = ["item"] if arm.needs_head or arm.needs_draft_model else []
+    table = ["to cuda"] * 2 if arm.drafter.needs_head else []
+    look = ["item"] if arm.drafter.needs_head or arm.drafter.needs_draft_model else []
     expected = ["read"] + table + look + ["read"] * ROUND[drafter] * rounds
     got = ["read" if wait in ("tolist", "to cpu") else wait for wait in waits]
     assert got[-len(expected) :] == expected

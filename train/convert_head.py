@@ -17,7 +17,7 @@ files and the target's config alone, and ends with status 1 if something is.
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -32,25 +32,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class ConvertOptions:
-    head: str | None = field(
-        default=None, metadata={"help": "The folder or hub id of a head in any layout."}
-    )
-    output: str | None = field(
-        default=None, metadata={"help": "The folder to write, which must not hold a head."}
-    )
-    check: list[str] = option(
-        [], "A head, or mtp, and a target, to be looked at together; nothing is written."
-    )
-    draft_vocab: int = option(
-        0, "Draft this many tokens only, the most frequent ones in --data. 0: as it is."
-    )
-    to: Literal["", "llama.cpp", "vllm"] = option(
-        "",
-        "The engine that the head is written for, and refused with the reason if it cannot run "
-        "there: llama.cpp, of EAGLE-3 heads alone; or vllm, which with plugins/vllm reads a head "
-        "of EAGLE-1/2 too. Empty: this project and upstream.",
-    )
-    data: list[str] = option([], "Answers by which --draft_vocab chooses, as for train_head.py.")
+    head: str | None = None
+    """The folder or hub id of a head in any layout."""
+    output: str | None = None
+    """The folder to write, which must not hold a head."""
+    check: list[str] = option([])
+    """A head, or mtp, and a target, to be looked at together; nothing is written."""
+    draft_vocab: int = 0
+    """Draft this many tokens only, the most frequent ones in --data. 0: as it is."""
+    to: Literal["", "llama.cpp", "vllm"] = ""
+    """The engine that the head is written for, and refused with the reason if it cannot run there:
+    llama.cpp, of EAGLE-3 heads alone; or vllm, which with plugins/vllm reads a head of EAGLE-1/2
+    too. Empty: this project and upstream."""
+    data: list[str] = option([])
+    """Answers by which --draft_vocab chooses, as for train_head.py."""
 
     def __post_init__(self):
         converts = bool(self.head and self.output)

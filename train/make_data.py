@@ -28,51 +28,34 @@ if TYPE_CHECKING:
 
 @dataclass
 class DataOptions(ChatOptions):
-    output: str = field(
-        kw_only=True,
-        compare=False,
-        metadata={"help": "The folder to write to, which is train_head.py's --data."},
-    )
-    sources: list[str] = option(
-        [SELF],
-        "Where prompts come from, each as SOURCE=WEIGHT: self, which samples user turns from the "
-        "target, or a file of conversations or prompts (docs/train.md).",
-    )
-    temperatures: list[float] = option(
-        [0.0, 0.0, 0.7, 1.0],
-        "The sampling temperatures, of which each dialogue draws one; 0 is greedy.",
-    )
-    dialogues: int = option(0, "Stop after this many dialogues. 0: no limit.", may_change=True)
-    answer_tokens: int = option(
-        0,
-        "Begin no dialogue that would exceed this many answer tokens in all. 0: no limit.",
-        may_change=True,
-    )
-    minutes: float = option(
-        0.0,
-        "End after these minutes, those of earlier sessions included; answers under way are cut "
-        "there. 0: no limit.",
-        may_change=True,
-    )
-    features: str = option(
-        "",
-        "A folder that keeps the target's states, for train_head.py's --features. Empty: they are "
-        "not kept.",
-        may_change=True,
-    )
-    max_new_tokens: int = option(
-        400, "The most tokens that an answer may have; a longer one is cut and ends there."
-    )
-    exclude: list[str] = option(
-        [], "Further question files whose prompts are dropped, beside the benchmarks'."
-    )
-    batch_size: int = option(
-        0,
-        "The number of dialogues at a time; lower it if memory ends. 0: 512 on CUDA, 128 on a CPU, "
-        "and 32 on a CPU with less than 15 minutes.",
-        may_change=True,
-    )
-    seed: int = option(0, "The seed of prompts, mixture and sampling.")
+    trains = True
+
+    output: str = field(kw_only=True, compare=False)
+    """The folder to write to, which is train_head.py's --data."""
+    sources: list[str] = option([SELF])
+    """Where prompts come from, each as SOURCE=WEIGHT: self, which samples user turns from the
+    target, or a file of conversations or prompts (docs/train.md)."""
+    temperatures: list[float] = option([0.0, 0.0, 0.7, 1.0])
+    """The sampling temperatures, of which each dialogue draws one; 0 is greedy."""
+    dialogues: int = option(0, may_change=True)
+    """Stop after this many dialogues. 0: no limit."""
+    answer_tokens: int = option(0, may_change=True)
+    """Begin no dialogue that would exceed this many answer tokens in all. 0: no limit."""
+    minutes: float = option(0.0, may_change=True)
+    """End after these minutes, those of earlier sessions included; answers under way are cut there.
+    0: no limit."""
+    features: str = option("", may_change=True)
+    """A folder that keeps the target's states, for train_head.py's --features. Empty: they are not
+    kept."""
+    max_new_tokens: int = 400
+    """The most tokens that an answer may have; a longer one is cut and ends there."""
+    exclude: list[str] = option([])
+    """Further question files whose prompts are dropped, beside the benchmarks'."""
+    batch_size: int = option(0, may_change=True)
+    """The number of dialogues at a time; lower it if memory ends. 0: 512 on CUDA, 128 on a CPU, and
+    32 on a CPU with less than 15 minutes."""
+    seed: int = 0
+    """The seed of prompts, mixture and sampling."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -102,7 +85,6 @@ def make_data(options: DataOptions) -> None:
     # 1. What needs no weights is checked, and the sources are read.
     processes = Processes.launched(cpu=not options.device.startswith("cuda"))
     options.device = processes.device(options.device)
-    options.dtype = options.dtype or load.training_dtype(options.device)
     load.check_device(options.device, options.dtype)
     config = load.load_target_config(options.target)
     positions = getattr(config, "max_position_embeddings", math.inf)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput, check_known, check_least, check_seed
-from eagle_fsd.options import TargetOptions, option
+from eagle_fsd.options import TargetOptions
 from eagle_fsd.training.recipe import RECIPE_OF, parse_recipe
 
 if TYPE_CHECKING:
@@ -26,78 +26,56 @@ MAX_LENGTH = 2048  # tokens of a dialogue; what is longer is cut
 
 @dataclass
 class TrainOptions(TargetOptions):
-    data: list[str] = field(
-        kw_only=True, compare=False, metadata={"help": "Folders of make_data.py, or its files."}
-    )
-    output: str = field(
-        kw_only=True,
-        compare=False,
-        metadata={"help": "The folder of the head, its state and its log."},
-    )
-    features: str = option(
-        "",
-        "The folder that keeps the target's states, make_data.py's or another; online computes "
-        "them each time. Empty: a folder within --output.",
-    )
-    answer_tokens: int = option(
-        0, "Train on a random part of about this many answer tokens. 0: all."
-    )
-    held_out: int = option(
-        16,
-        "The number of different dialogues that are kept from training, with all that equal them, "
-        "to measure the head's tokens per round.",
-    )
+    trains = True
 
-    head_type: str = option(
-        "eagle",
-        "The kind of a new head: eagle (EAGLE-1 and EAGLE-2) or eagle3. --start has its own.",
-    )
-    loss_vocab: int = option(
-        0,
-        "The number of most frequent tokens that losses are over; an EAGLE-3 head drafts these "
-        "alone. 0: all.",
-    )
-    start: str = option(
-        "",
-        "A head that is trained further; mtp is the MTP layer in the target's own checkpoint. "
-        "Empty: a new one.",
-    )
+    data: list[str] = field(kw_only=True, compare=False)
+    """Folders of make_data.py, or its files."""
+    output: str = field(kw_only=True, compare=False)
+    """The folder of the head, its state and its log."""
+    features: str = ""
+    """The folder that keeps the target's states, make_data.py's or another; online computes them
+    each time. Empty: a folder within --output."""
+    answer_tokens: int = 0
+    """Train on a random part of about this many answer tokens. 0: all."""
+    held_out: int = 16
+    """The number of different dialogues that are kept from training, with all that equal them, to
+    measure the head's tokens per round."""
 
-    recipe: str = option(
-        "",
-        "The recipe: eagle, unrolled, eagle3 or mtp, with changes such as unrolled,noise=0. A "
-        "wrong field is answered by the list of all. Empty: eagle3 or mtp for such heads, else "
-        "unrolled.",
-    )
-    epochs: float = option(
-        0.0, "The number of passes over the data. 0: no limit, but 3 if no other limit is given."
-    )
-    steps: int = option(0, "The most steps. 0: no limit.")
-    minutes: float = option(
-        0.0,
-        "The minutes for training, the target's states included; loading, and two minutes at most "
-        "for the held-out rounds after it, come on top. The learning rate then follows the clock. "
-        "0: no limit.",
-    )
-    tokens_per_batch: int = option(
-        0, "The tokens of one forward, padding included. 0: 2048 on a CPU, 16384 on CUDA."
-    )
-    batches_per_step: int = option(
-        0, "The batches of a step, over all processes. 0: one for each process."
-    )
-    seed: int = option(0, "The seed of initialisation, order and noise.")
+    head_type: str = "eagle"
+    """The kind of a new head: eagle (EAGLE-1 and EAGLE-2) or eagle3. --start has its own."""
+    loss_vocab: int = 0
+    """The number of most frequent tokens that losses are over; an EAGLE-3 head drafts these alone.
+    0: all."""
+    start: str = ""
+    """A head that is trained further; mtp is the MTP layer in the target's own checkpoint. Empty: a
+    new one."""
+
+    recipe: str = ""
+    """The recipe: eagle, unrolled, eagle3 or mtp, with changes such as unrolled,noise=0. A wrong
+    field is answered by the list of all. Empty: eagle3 or mtp for such heads, else unrolled."""
+    epochs: float = 0.0
+    """The number of passes over the data. 0: no limit, but 3 if no other limit is given."""
+    steps: int = 0
+    """The most steps. 0: no limit."""
+    minutes: float = 0.0
+    """The minutes for training, the target's states included; loading, and two minutes at most for
+    the held-out rounds after it, come on top. The learning rate then follows the clock. 0: no
+    limit."""
+    tokens_per_batch: int = 0
+    """The tokens of one forward, padding included. 0: 2048 on a CPU, 16384 on CUDA."""
+    batches_per_step: int = 0
+    """The batches of a step, over all processes. 0: one for each process."""
+    seed: int = 0
+    """The seed of initialisation, order and noise."""
 
     def __post_init__(self):
-        from eagle_fsd.models.load import chosen_device, training_dtype
-
         check_known("head_type", self.head_type, ("eagle", "eagle3"))
         if self.recipe:
             parse_recipe(self.recipe)
-        # the device itself stays open: where several processes run, each has its own
-        device = chosen_device(self.device)
-        self.tokens_per_batch = self.tokens_per_batch or (2048 if device == "cpu" else 16384)
-        # a processor that has to emulate bfloat16 takes 20 times as long
-        self.dtype = self.dtype or training_dtype(device)
+        given = self.device
+        super().__post_init__()
+        self.tokens_per_batch = self.tokens_per_batch or (2048 if self.device == "cpu" else 16384)
+        self.device = given  # where several processes run, each has its own
         check_least(self, "--", held_out=1, tokens_per_batch=1, answer_tokens=0, loss_vocab=0)
         check_least(self, "--", batches_per_step=0, epochs=0, steps=0, minutes=0)
         check_seed(self.seed)

@@ -15,7 +15,7 @@ from eagle_fsd.config import (
     parse_tree,
     tree_name,
 )
-from eagle_fsd.decoding.tree import Drafter
+from eagle_fsd.decoding.tree import Drafter, RootDrafter
 from eagle_fsd.decoding.verified import Guard
 from eagle_fsd.rules.guards import Ends, NoRepeat
 
@@ -53,6 +53,14 @@ class DrafterSettings(Protocol):
     recycle: int = 0
 
     def build(self, model: LoadedModels) -> Drafter: ...
+
+
+@dataclass(frozen=True)
+class NoDrafts(DrafterSettings):
+    """Of arms that draft nothing; it has no name."""
+
+    def build(self, model: LoadedModels) -> Drafter:
+        return RootDrafter()
 
 
 # --- trees that a model grows ---------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
-from eagle_fsd.decoding.tree import Drafter, DraftTree
+from eagle_fsd.decoding.tree import Drafter
 
 
 def walk(
@@ -20,12 +20,11 @@ def walk(
     roots: range,
     features_LF: torch.Tensor,
     stop_token_ids: Collection[int] = (),
-) -> Iterator[tuple[int, DraftTree, list[int]]]:
-    """Every round: its root's place in the text, its tree, and the accepted path, the root first.
-    It emits as many tokens as the path has nodes.
+) -> Iterator[int]:
+    """The tokens of every round: its accepted drafts, and the next token.
 
     Example, text A B C D, root A: a tree with B, and X below it, accepts B; C is the next token and
-    the root of the next round.
+    the root of the next round, so this one has 2.
 
     Args:
         ids: a text longer by a tree's levels than the roots reach.
@@ -40,13 +39,15 @@ def walk(
         tree = drafter.propose()
         assert root + tree.max_depth < len(ids), "the tree is deeper than the text behind its root"
         # the drafts that follow the root in the text, one below the other
-        tokens, parents = tree.token_N.tolist(), tree.parent_N.tolist()
-        drafted = {(parents[node], tokens[node]): node for node in range(1, tree.size)}
-        path = [0]
+        pairs = zip(tree.parent_N.tolist(), tree.token_N.tolist(), strict=True)
+        drafted = {pair: node for node, pair in enumerate(pairs) if node > 0}
+        node, count = 0, 1  # the next token counts too
         for token in ids[root + 1 :]:
-            node = path[-1]
-            if (node, token) not in drafted or (node > 0 and tokens[node] in stop_token_ids):
+            node = drafted.get((node, token))
+            if node is None:
                 break
-            path.append(drafted[node, token])
-        yield root, tree, path
-        seen, root = root, root + len(path)
+            count += 1
+            if token in stop_token_ids:
+                break
+        yield count
+        seen, root = root, root + count

@@ -151,7 +151,7 @@ class Bench:
             "category": question.category,
             "arm": arm.text,
             **asdict(self._sampling),
-            "tree": arm.tree or (self.model_options.tree if arm.needs_head else None),
+            "tree": arm.tree or (self.model_options.tree if arm.drafter.needs_head else None),
             "answer_id": uuid.uuid4().hex,
             "tstamp": time.time(),
             "turns": turns,

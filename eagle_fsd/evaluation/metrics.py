@@ -22,14 +22,6 @@ Parts = Sequence[tuple[float, float]]  # numerator and denominator of every ques
 EXACT = "exact"  # the arm that gains are over
 
 
-def rate(mine_Q2: Parts, _: Parts) -> Interval:
-    return stats.rate_interval(mine_Q2)
-
-
-def share_of_answers(mine_Q2: Parts, _: Parts) -> Interval:
-    return stats.share_interval(mine_Q2)
-
-
 def difference(mine_Q2: Parts, theirs_Q2: Parts) -> Interval:
     """Mean difference of the questions' own rates; questions where a side has none are left out."""
     both = zip(mine_Q2, theirs_Q2, strict=True)
@@ -51,8 +43,8 @@ class Metric:
     meaning: str  # a sentence for the page
     numerator: RecordNumber | None = None
     denominator: RecordNumber | None = None
-    # from the arm's parts and the baseline's, which are the arm's own where it has no baseline
-    measure: Callable[[Parts, Parts], Interval] = rate
+    # from the arm's parts, and the baseline's where it has one
+    measure: Callable[..., Interval] = stats.rate_interval
     baseline: str = ""  # the arm that it is compared with: generate, plain or exact
     interval: bool = True  # whether one that holds is known (results/intervals)
     less_plain: tuple[str, ...] = ()  # show its difference to plain, X_minus_plain of METRICS
@@ -143,7 +135,7 @@ RATES: dict[str, Metric] = {
     "same_as_plain": Metric(
         "same as plain", ".3f", ("answers",),
         "share of answers that equal plain's token for token",
-        record_numbers.same_as_plain, record_numbers.answers, share_of_answers,
+        record_numbers.same_as_plain, record_numbers.answers, stats.share_interval,
     ),
     "tokens_per_answer": Metric(
         "tokens/answer", ".1f", ("answers",), "length of an answer",
@@ -152,7 +144,7 @@ RATES: dict[str, Metric] = {
     ),
     "at_limit": Metric(
         "at the limit", ".2f", ("answers",), "share of answers that ran out of their budget",
-        record_numbers.at_limit, record_numbers.answers, share_of_answers,
+        record_numbers.at_limit, record_numbers.answers, stats.share_interval,
         less_plain=("answers", "equal gain"),
     ),
     "repetition": Metric(
@@ -166,7 +158,7 @@ RATES: dict[str, Metric] = {
         f"share of answers that end in a loop: at most {record_numbers.LOOP_PERIOD} tokens that "
         f"repeat at least {record_numbers.LOOP_REPEATS} times, over at least "
         f"{record_numbers.LOOP_TOKENS} tokens",
-        record_numbers.looping, record_numbers.answers, share_of_answers,
+        record_numbers.looping, record_numbers.answers, stats.share_interval,
         less_plain=("answers", "equal gain"),
     ),
 }
@@ -206,8 +198,8 @@ def summarize(records: Mapping[str, Sequence[Record]], *, timed: bool = True) ->
             both = [question for question in mine if question in theirs]
             if not timed and record_numbers.seconds in (metric.numerator, metric.denominator):
                 both = []
-            parts = [rate_parts(key, [side[q] for q in both]) for side in (mine, theirs)]
-            row[key] = metric.measure(*parts)
+            sides = (mine, theirs) if metric.baseline else (mine,)
+            row[key] = metric.measure(*(rate_parts(key, [side[q] for q in both]) for side in sides))
             if not metric.interval:
                 row[key] = dict.fromkeys(row[key]) | {"value": row[key]["value"]}
         keys = ("fuzzy_share", "tokens_per_round", "tokens_per_round_vs_exact")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.assets import asset_dir
+from eagle_fsd.options import QuestionOptions
 from eagle_fsd.runs.jsonl import read_records
 from eagle_fsd.thoughts import answer_of
 
@@ -137,6 +138,13 @@ def spread(
         ranked.append((before[question.category], number))
         before[question.category] += 1
     return [questions[number] for number in sorted(number for _, number in sorted(ranked)[:count])]
+
+
+def asked(options: QuestionOptions, *, of_mt_bench: int | None = None) -> list[Question]:
+    """The questions of a command; where no number is given, all, or so many of MT-Bench."""
+    if options.questions is None and not options.question_file:
+        options.questions = of_mt_bench
+    return spread(read_questions(options.question_file), options.questions)
 
 
 def cut(questions: list[Question], turns: int) -> list[Question]:

@@ -104,20 +104,18 @@ class RunData:
 
     def doubts_of_code(self) -> list[str]:
         """Whether several states of the library, or versions of packages, made the records."""
-        doubts, used = [], self.used_sessions
+        used = self.used_sessions
+        changed = {}
         if len({session.get("library") for session in used}) > 1:
-            doubts.append(
-                "the library's code was changed during this run, so its records were made by "
-                "several states of it"
-            )
+            changed["the library's code"] = "several states of it"
         for package in dict.fromkeys(name for session in used for name in session["versions"]):
             versions = dict.fromkeys(str(session["versions"].get(package)) for session in used)
             if len(versions) > 1:
-                doubts.append(
-                    f"{package} was changed during this run, so its records were made by the "
-                    f"versions {' and '.join(versions)}"
-                )
-        return doubts
+                changed[package] = f"the versions {' and '.join(versions)}"
+        return [
+            f"{what} was changed during this run, so its records were made by {makers}"
+            for what, makers in changed.items()
+        ]
 
     def doubts(self) -> list[str]:
         """What makes the arms less comparable than they look."""
@@ -170,10 +168,10 @@ def same_work(records: Mapping[str, Sequence[Record]]) -> list[float]:
     they made by the same rounds, token for token: what noise alone does. 0.1: 10 %."""
     groups: dict[tuple, list[float]] = {}
     for arm, rows in records.items():
-        drafter = parse_arm(arm).drafter
-        for row in rows if drafter else []:
+        parsed = parse_arm(arm)
+        for row in rows if parsed.drafts else []:
             work = tuple(tuple(r["tokens"]) for r in rounds_of(row))
-            groups.setdefault((drafter, *answer_key(row), work), []).append(seconds(row))
+            groups.setdefault((parsed.drafter, *answer_key(row), work), []).append(seconds(row))
     return [
         max(times) / min(times) - 1 for times in groups.values() if len(times) > 1 and all(times)
     ]

@@ -70,8 +70,7 @@ class PlainText:
     @torch.inference_mode()
     def rounds(self, drafter: Drafter, features_LF: torch.Tensor) -> list[int]:
         """Tokens of every round in which exact decoding emits the answer, before trimming."""
-        rounds = walk(drafter, self.ids, self.roots, features_LF, self.stop_token_ids)
-        return [len(path) for _, _, path in rounds]
+        return list(walk(drafter, self.ids, self.roots, features_LF, self.stop_token_ids))
 
 
 def cut(prompt: list[int], greedy: list[int], stop: StopConfig) -> PlainText | None:
@@ -141,13 +140,9 @@ def judge_levels(
                 draft_CV = nowhere_CV.index_copy_(1, draft_token_R, draft_CV)
             own_C1 = draft_CV.gather(1, label_C[:, None])
             rank_C = (draft_CV > own_C1).sum(1).masked_fill(own_C1[:, 0] == -math.inf, 8)
-            values = {
-                "positions": torch.ones_like(rank_C),
-                "top1": rank_C < 1,
-                "top8": rank_C < 8,
-                "js": divergence("js", target_CV, draft_CV),
-            }
             has_root_C = place_C >= text.roots.start + level
+            values = {"positions": has_root_C, "top1": rank_C < 1, "top8": rank_C < 8}
+            values["js"] = divergence("js", target_CV, draft_CV)
             for name, value_C in values.items():
                 counts[level][name] += value_C[has_root_C].sum().item()
     return counts

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from transformers import PretrainedConfig
-from transformers.utils import CONFIG_NAME, cached_file
+from transformers.utils import CONFIG_NAME
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.heads.checkpoint import Checkpoint, model_folder, same_numbers
@@ -73,23 +73,19 @@ def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead
     path = path or target
     if not path or config.model_type not in FAMILIES:
         raise BadInput(
-            f"head {name!r} is a target's own MTP layer, which lies in its safetensors files: this "
-            f"target, of type {config.model_type!r}, has none, or is of no family known to have one"
-            f" ({', '.join(FAMILIES)}); name another head"
+            f"head {name!r} is an MTP layer in the files of a target of type "
+            f"{', '.join(FAMILIES)}: this one, of type {config.model_type!r}, is none of these or "
+            "has no such files; name another head"
         )
-    if path != target:
-        model_folder(path)  # is it there?
-    files = Checkpoint(path)
     if path != target:  # its config says whose it is, and with which switches it was trained
-        file = cached_file(path, CONFIG_NAME, _raise_exceptions_for_missing_entries=False)
-        values = _values(Path(file).parent) if file else {}
+        values = _values(model_folder(path))
         switches = {key: values[key] for key in SWITCHES if key in values} | switches
         values = values.get("target") or values.get("text_config") or values
         if values.get("model_type") not in FAMILIES:  # MiMo's own says mimo
             values = values | {"model_type": config.model_type}
         check_same({key: values.get(key, getattr(config, key)) for key in FITTING}, config)
     # 2. What these files hold: one layer, with a readout of its own or without.
-    shape = MtpConfig(config, **switches)
+    files, shape = Checkpoint(path), MtpConfig(config, **switches)
     held = counted_layers(config) if (key := shape.key("eh_proj")) in files.keys else 0
     if held != 1:
         raise BadInput(
@@ -100,8 +96,7 @@ def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead
     shape.fused_experts = shape.key("layer") + "mlp.experts.gate_up_proj" in files.keys
     if (key := shape.key("lm_head")) in files.keys:
         readout = next((name for name in READOUTS if name in files.keys), "")
-        copied = readout and same_numbers(files.tensor(key), files.tensor(readout))
-        shape.own_lm_head = not copied
+        shape.own_lm_head = not (readout and same_numbers(files.tensor(key), files.tensor(readout)))
     # 3. Its tensors, but for tables that others hold too, and what follows from the config.
     head = MtpHead(shape).eval()
     wanted = {key: tuple(part.shape) for key, part in stored_tensors(head).items()}

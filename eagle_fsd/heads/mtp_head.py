@@ -32,44 +32,26 @@ STATES = ("normed", "raw")
 ROUTER_BIAS = "e_score_correction_bias"  # chooses experts, in float32 whatever the weights are in
 # what two targets have alike of which one's MTP layer is the other's too, as far as configs say
 FITTING = ("model_type", "hidden_size", "vocab_size", "num_hidden_layers")
+# What is around the decoder layer: the norms of the embedding and of the hidden state, what makes
+# one of both side by side, and the norm of the output; and copies of the tables of the target.
+PARTS = ("enorm", "hnorm", "eh_proj", "norm", "embedding", "lm_head")
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Names of an MTP layer's tensors in a checkpoint, those of transformers 5.23
-    (conversion_mapping.py, "MtpModel"), for Qwen and MiMo of vLLM (qwen3_next_mtp, mimo_mtp).
-
-    Attributes:
-        every: what all names begin with; {n} is the number of the target's layers.
-        layer: what those of the decoder layer go on with.
-        enorm, hnorm, eh_proj, norm: what norms the embedding and the hidden state, projects both
-            side by side to one, and norms what comes out of the decoder layer.
-        hidden_first: the projection reads [hidden, embedding] and not [embedding, hidden].
-        embedding, lm_head: where a checkpoint keeps these a second time.
-    """
-
-    every: str
-    layer: str
-    enorm: str
-    hnorm: str
-    eh_proj: str
-    norm: str
-    hidden_first: bool = False
-    embedding: str = "embed_tokens"
-    lm_head: str = "shared_head.head"
-
-    def key(self, name: str, layers: int) -> str:
-        """Of a tensor; of "" what all begin with, of "layer" what the decoder layer's do."""
-        end = getattr(self, name) if name else ""
-        return self.every.format(n=layers) + end + ".weight" * (name not in ("", "layer"))
+def names(start: str, layer: str, *ends: str) -> dict[str, str]:
+    """What a checkpoint calls these parts; of "" what all names begin with, of "layer" what those
+    of the decoder layer do. {n} is the number of the target's layers. They are those of
+    transformers 5.23 (conversion_mapping.py, "MtpModel"), for Qwen and MiMo of vLLM
+    (qwen3_next_mtp, mimo_mtp)."""
+    ends = (*ends, "embed_tokens", "shared_head.head")
+    parts = {part: f"{start}{end}.weight" for part, end in zip(PARTS, ends, strict=True)}
+    return {"": start, "layer": start + layer} | parts
 
 
-BEHIND = Layout("model.layers.{n}.", "", "enorm", "hnorm", "eh_proj", "shared_head.norm")
-APART = Layout("mtp.", "layers.0.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
-MIMO = Layout(
-    *("model.mtp_layers.", "0.", "0.token_layernorm", "0.hidden_layernorm"),
-    *("0.input_proj", "0.final_layernorm"),
-    hidden_first=True,
+BEHIND = names("model.layers.{n}.", "", "enorm", "hnorm", "eh_proj", "shared_head.norm")
+APART = names("mtp.", "layers.0.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
+MIMO = names(  # whose projection reads [hidden, embedding]
+    *("model.mtp_layers.", "0."),
+    *("0.token_layernorm", "0.hidden_layernorm", "0.input_proj", "0.final_layernorm"),
 )
 # By the model type of a text model's config. Norms, attention and experts are what transformers'
 # class of the family makes them.
@@ -93,13 +75,11 @@ def counted_layers(config: PretrainedConfig) -> int:
 def without_mtp(keys: Iterable[str], config: PretrainedConfig) -> list[str]:
     """Keys of a checkpoint that are no MTP layer's, which has a projection: a decoder layer that is
     merely one more than the config counts has none."""
-    keys, layout = list(keys), FAMILIES.get(config.model_type)
-    if layout is None:
-        return keys
-    first = config.num_hidden_layers
-    numbers = range(first, first + counted_layers(config))
-    starts = tuple(layout.key("", n) for n in numbers if layout.key("eh_proj", n) in keys)
-    return [key for key in keys if not key.startswith(starts)]
+    keys, named, first = list(keys), FAMILIES.get(config.model_type), config.num_hidden_layers
+    for n in range(first, first + counted_layers(config)) if named else ():
+        if named["eh_proj"].format(n=n) in keys:
+            keys = [key for key in keys if not key.startswith(named[""].format(n=n))]
+    return keys
 
 
 def check_same(own: dict[str, object], target_config: PretrainedConfig) -> None:
@@ -151,10 +131,6 @@ class MtpConfig:
         self.num_key_value_heads = layer.num_key_value_heads
 
     @property
-    def layout(self) -> Layout:
-        return FAMILIES[self.target.model_type]
-
-    @property
     def _attn_implementation(self) -> str:
         return self.layer._attn_implementation
 
@@ -162,8 +138,9 @@ class MtpConfig:
     def _attn_implementation(self, name: str) -> None:
         self.layer._attn_implementation = name
 
-    def key(self, name: str) -> str:
-        return self.layout.key(name, self.target.num_hidden_layers)
+    def key(self, part: str) -> str:
+        """What the checkpoint calls it, see names."""
+        return FAMILIES[self.target.model_type][part].format(n=self.target.num_hidden_layers)
 
     def fused_layers(self, target_layers: int) -> tuple[int, ...]:
         """The target's hidden states that it reads, see Target.feature_layers: the last."""
@@ -185,7 +162,7 @@ class MtpHead(DraftHead):
             )
         body = text_body(model)
         config.layer = body.config  # the very one that the layer reads
-        body.config.mtp_hidden_states_first = config.layout.hidden_first
+        body.config.mtp_hidden_states_first = FAMILIES[config.target.model_type] is MIMO
         super().__init__(config, rotary=type(body.rotary_emb)(config=body.config))
         kind, norm, D = type(body.layers[0]), type(body.norm), config.hidden_size
         with torch.device("meta"):
@@ -211,8 +188,8 @@ class MtpHead(DraftHead):
     def _apply(self, fn, recurse: bool = True) -> "MtpHead":
         """A module's own, of another device or dtype; routers' biases stay in float32."""
         biases = [(part, part._buffers.get(ROUTER_BIAS)) for part in self.modules()]
-        biases = [(part, bias) for part, bias in biases if bias is not None and not bias.is_meta]
         super()._apply(fn, recurse)
         for part, bias in biases:
-            part._buffers[ROUTER_BIAS] = bias.to(part._buffers[ROUTER_BIAS].device)
+            if bias is not None and not bias.is_meta:
+                part._buffers[ROUTER_BIAS] = bias.to(part._buffers[ROUTER_BIAS].device)
         return self

@@ -131,7 +131,7 @@ def load(
     lowered for the whole process where others keep the CPU busy (engine/threads.py).
 
     Args:
-        target, dtype, device, engine: see load.py; "" is that of default_dtype, chosen_device.
+        target, dtype, device, engine: see load.py; "" is the machine's, as options.py has it.
         head: folder or hub id of a draft head; "mtp" is the MTP layer that the target's own
             checkpoint brings (heads/mtp_files.py); "" is the shipped one (smollm2 only), or a
             random one for a random target; None decodes without drafts.

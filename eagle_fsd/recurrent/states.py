@@ -55,9 +55,7 @@ class RecurrentLayer(LinearAttentionLayer):
         self.convolved = False
         self.stash: Stash | None = None
 
-    def update_conv_state(
-        self, conv_states: torch.Tensor, state_idx: int = 0, **kwargs
-    ) -> torch.Tensor:
+    def update_conv_state(self, conv_states, state_idx=0, **kwargs) -> torch.Tensor:
         forward = self._cache().tree
         self._forget_tree()
         if forward is None:
@@ -65,9 +63,7 @@ class RecurrentLayer(LinearAttentionLayer):
         forward.layer, self.inputs = self, conv_states  # the convolution is run over kept and new
         return torch.cat([self.conv_states[0], conv_states], dim=-1)
 
-    def update_recurrent_state(
-        self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs
-    ) -> torch.Tensor:
+    def update_recurrent_state(self, recurrent_states, state_idx=0, **kwargs) -> torch.Tensor:
         if self._cache().tree is not None:
             return recurrent_states
         return super().update_recurrent_state(recurrent_states.float(), state_idx, **kwargs)
@@ -201,20 +197,15 @@ def exchanged_functions(body: PreTrainedModel) -> Iterator[None]:
                 del _users[module]
 
 
-def _check_arguments(name: str, stock: Callable, ours: Callable) -> None:
-    """Refuse, by a BadInput, a function of transformers that takes more than ours does."""
+@functools.cache
+def _ours(name: str, stock: Callable) -> Callable:
+    ours = TreeForward.convolution if name == CONVOLUTION else SCANS[name][0]
     taken, known = (inspect.signature(function).parameters for function in (stock, ours))
     if new := {arg for arg in taken if taken[arg].kind != inspect.Parameter.VAR_KEYWORD} - {*known}:
         raise BadInput(
             f"transformers' {name} of this family takes {', '.join(sorted(new))}, which its form "
             f"for draft trees does not know: {told_versions()}"
         )
-
-
-@functools.cache
-def _ours(name: str, stock: Callable) -> Callable:
-    ours = TreeForward.convolution if name == CONVOLUTION else SCANS[name][0]
-    _check_arguments(name, stock, ours)
 
     @wraps(stock)
     def function(*args, **kwargs):

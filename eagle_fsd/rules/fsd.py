@@ -12,14 +12,13 @@ D(v) passes iff T > 0 and D(v) <= T; NaN never passes. Which child is taken: CHI
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from eagle_fsd.config import BadInput, SamplingConfig, check_known
+from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
-from eagle_fsd.decoding.tree import Drafter
-from eagle_fsd.decoding.verified import Guard, Rule, VerifiedTree
+from eagle_fsd.decoding.verified import Rule, VerifiedTree
 
 # --- which of the options is taken: child -> probability ----------------------------------------
 
@@ -79,9 +78,7 @@ class ChildRule(Rule):
         super().__post_init__()
         check_known("child", self.child, CHILD_CHOICES)
 
-    def check(
-        self, sampling: SamplingConfig, drafter: Drafter, guards: Sequence[Guard] = ()
-    ) -> None:
+    def check(self, sampling, drafter, guards=()) -> None:
         if self.child == "sample" and sampling.temperature == 0:
             raise BadInput("child 'sample' needs temperature > 0; use draft or target")
 
@@ -136,9 +133,7 @@ class Fsd(ChildRule):
     def columns(self) -> tuple[str, ...]:
         return (*ChildRule.columns, self.divergence)
 
-    def check(
-        self, sampling: SamplingConfig, drafter: Drafter, guards: Sequence[Guard] = ()
-    ) -> None:
+    def check(self, sampling, drafter, guards=()) -> None:
         super().check(sampling, drafter, guards)
         infinite = drafter.vocab_size is not None and self.divergence in INFINITE_OUTSIDE
         if infinite and 0 < self.threshold < math.inf:

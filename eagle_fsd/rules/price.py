@@ -18,13 +18,11 @@ b = 0 is exact, draw by draw.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from eagle_fsd.config import BadInput, SamplingConfig
-from eagle_fsd.decoding.tree import Drafter
-from eagle_fsd.decoding.verified import Guard, Rule, VerifiedTree
+from eagle_fsd.config import BadInput
+from eagle_fsd.decoding.verified import Rule, VerifiedTree
 
 # Far beyond the regret of any token; differences of sums of such prices, over the lowest
 # temperature, still have a dozen digits.
@@ -42,9 +40,7 @@ class Coupled(Rule):
 
     columns: ClassVar[tuple[str, ...]] = ("log_prob",)
 
-    def check(
-        self, sampling: SamplingConfig, drafter: Drafter, guards: Sequence[Guard] = ()
-    ) -> None:
+    def check(self, sampling, drafter, guards=()) -> None:
         if guards and sampling.temperature > 0:
             raise BadInput(
                 "guards go with this rule at temperature 0 only: above it the rule weighs all "

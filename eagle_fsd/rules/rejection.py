@@ -11,16 +11,13 @@ are SpecInfer's multi-step speculative sampling (2305.09781) with draws without 
 one that `exact` emits with the same numbers. Of one draft a share of sum min(P, Q) is accepted.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.columns import Rows
 from eagle_fsd.decoding.sampling import inverse_cdf
-from eagle_fsd.decoding.tree import Drafter
-from eagle_fsd.decoding.verified import Guard
 from eagle_fsd.rules.fsd import Exact
 
 
@@ -29,9 +26,7 @@ class Rejection(Exact):
     """Lossless in distribution, with more drafts accepted than by `exact` on the same tree where
     drafts are sampled. At temperature 0 it is `exact`."""
 
-    def check(
-        self, sampling: SamplingConfig, drafter: Drafter, guards: Sequence[Guard] = ()
-    ) -> None:
+    def check(self, sampling, drafter, guards=()) -> None:
         if not drafter.samples:
             raise BadInput(
                 "this rule needs drafts that are sampled, since it asks with what probability they "

@@ -146,8 +146,7 @@ def expected_tokens_per_round(
                 last = end - tree.tree_depth
                 first = max(first, 1)  # the first token has nothing before it to draft from
                 if own and last > first:
-                    for *_, path in walk(drafter, ids, range(first, last), feature_LF):
-                        yield len(path)
+                    yield from walk(drafter, ids, range(first, last), feature_LF)
 
     until, tokens = time.monotonic() + REPLAY_SECONDS, []
     for emitted in tqdm(rounds(), total=REPLAYED, desc="held-out answers", unit="round"):
