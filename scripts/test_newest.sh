@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The newest transformers that pyproject.toml allows, tried beside the pinned one: this library as
-# pip installs it answers as .venv's does, and the matrix of families, engines and drafters passes.
+# pip installs it answers as .venv's does, and runs every tested family on every engine.
 #     scripts/test_newest.sh                          a minute or two
 #     scripts/test_newest.sh transformers==5.25.0     another version, or torch's: see docs/extend.md
 # The packages of .venv, torch's gigabyte among them, are seen from .venv-newest behind its own.
@@ -39,8 +39,10 @@ cd "$root/.venv-newest"
 "$newest" -I answers.py >newest.txt
 diff pinned.txt newest.txt
 
-# 3. The matrix.
+# 3. What another transformers may change: of every family on every engine its trees, the cache that
+#    they leave, single tokens and batches; and the trial at loading, of a head too. Exact answers,
+#    which follow from these whatever the drafter, of a family with windows and a recurrent one.
 cd "$root"
 export OMP_NUM_THREADS=1
 exec "$newest" -m pytest -q -n logical --maxprocesses 4 --dist worksteal -m "not slow" \
-    tests/test_matrix.py tests/test_trial.py
+    -k "not exact or gemma3-packed or lfm2-packed" tests/test_matrix.py tests/test_trial.py

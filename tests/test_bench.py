@@ -179,13 +179,14 @@ def test_changed_code_goes_on_and_is_told(call, models, tmp_path, monkeypatch):
         pytest.param("mt_bench", ["plain", "exact"], marks=pytest.mark.slow),
         pytest.param("mt_bench_vicuna7b", ["plain", "exact"], marks=pytest.mark.slow),
         pytest.param("mt_bench_llama3_8b", ["plain", "exact"], marks=pytest.mark.slow),
-        ("mt_bench_llama31_8b_eagle3", ["plain", "exact"]),
+        pytest.param("mt_bench_llama31_8b_eagle3", ["plain", "exact"], marks=pytest.mark.slow),
         ("speed_cpu", ["plain", "exact"]),
         pytest.param("speed_cpu", ["plain", "generate_compiled"], marks=pytest.mark.slow),
     ],
 )
 def test_scripts_run(models, tmp_path, script, arms):
-    """Each script sets up and runs its command from any directory; here on the tiny model."""
+    """Each script sets up and runs its command from any directory; here on the tiny model. The
+    options of all: test_docs.py."""
     options = [*bench_options(models, tmp_path), "--questions", 1, "--arms", *arms]
     command = ["bash", str(ROOT / "scripts" / f"{script}.sh"), *map(str, options)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -152,7 +152,10 @@ def test_states_of_other_targets_lie_apart(tmp_path, texts):
 B, T = 3, 11
 
 
-@pytest.fixture(scope="module", params=["eagle", "eagle, two layers", "eagle3, 37 tokens"])
+UNROLLED = ["eagle", "eagle, two layers", "eagle3, 37 tokens", "eagle3, four states normed"]
+
+
+@pytest.fixture(scope="module", params=UNROLLED)
 def head(request):
     return target_and_head(request.param)[1]
 
@@ -162,7 +165,7 @@ def inputs(head):
     """Features [B, T, F] and embeddings [B, T, D]."""
     generator = torch.Generator().manual_seed(1)
     D = head.config.hidden_size
-    F = 3 * D if head.config.eagle3 else D
+    F = D * head.config.num_fused
     return tuple(torch.randn(B, T, width, generator=generator) for width in (F, D))
 
 

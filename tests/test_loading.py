@@ -200,8 +200,9 @@ def test_what_loads_nevertheless(folder):
 
 
 def test_a_draft_model_may_have_other_tokens_besides(tmp_path):
-    """Those that only it has are not drafted, those that only the target has are read; a token that
-    is another one here and there is named. Bug held down: one token more refused the pair."""
+    """Those that only it has are not drafted (those that only the target has: test_language_model);
+    a token that is another one here and there is named. Bug held down: one token more refused the
+    pair."""
     target, draft = (write_target(tmp_path / name, layers=2) for name in ("target", "draft"))
     own = AutoTokenizer.from_pretrained(target)
     config = LlamaConfig.from_pretrained(target)
@@ -215,13 +216,6 @@ def test_a_draft_model_may_have_other_tokens_besides(tmp_path):
     model = load(str(target), head=None, draft_model=str(draft), dtype="float32")
     drafter = parse_arm("exact@language_model:4x2x3").build_drafter(model)
     assert drafter.draft_token_R.tolist() == [*range(258), 259]
-    for temperature in (0.0, 1.0):
-        asked = {"temperature": temperature, "max_new_tokens": 12, "seed": 5}
-        plain, exact = (
-            generate(model, "Hi", arm=arm, **asked).tokens
-            for arm in ("plain", "exact@language_model")
-        )
-        assert plain == exact
     own.add_tokens(["<other>"])
     own.save_pretrained(target)
     with pytest.raises(BadInput, match="token '<more>' is 258 there and none here"):

@@ -134,11 +134,10 @@ def test_the_state_before_the_norm(checkpoints, name):
 
 
 @pytest.mark.processes  # long
-@pytest.mark.parametrize("engine", ["stock", "packed"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_exact_is_plain_decoding(checkpoints, name, engine):
+def test_exact_is_plain_decoding(checkpoints, name):
     """With its trees and with those of a hybrid, greedy and draw by draw."""
-    target, head = target_and_head(checkpoints(name), engine=engine)
+    target, head = target_and_head(checkpoints(name), engine="packed")
     drafter, taken = head_drafter(head, target, TREES[2]), 0
     for length, temperature in ((5, 0.0), (23, 1.0)):
         prompt = prompt_tokens(length, seed=length, vocab_size=V)
@@ -246,36 +245,27 @@ def test_a_readout_of_its_own(checkpoints, tmp_path):
 # --- bad input ------------------------------------------------------------------------------------
 
 
-def test_what_no_layer_can_be_read_from(checkpoints, tmp_path):
-    """Several layers, of which one would draft every level without a word (bug held down); and a
-    model that transformers saved, whose classes leave the keys out, and which then drafts with one
-    from elsewhere. Further faults of tensors: test_published_heads.py."""
-    written = checkpoints("glm4_moe", 258)
-    folder = shutil.copytree(written.folder, tmp_path / "two")
+def test_what_is_no_single_layer_of_the_target_s_family(checkpoints, tmp_path):
+    """Several layers, of which one would draft every level without a word (bug held down); a model
+    that transformers saved, whose classes leave the keys out; and another family's, by the config
+    beside it or by the target that a folder was written for."""
+    glm, qwen = (checkpoints(name).folder for name in ("glm4_moe", "qwen3_5_text"))
+    folder = shutil.copytree(glm, tmp_path / "two")
     change_tensors(
         folder, lambda t: t | {key.replace("layers.3.", "layers.4."): t[key].clone() for key in t}
     )
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_nextn_predict_layers": 2}))
     saved = tmp_path / "saved"
-    AutoModelForCausalLM.from_pretrained(written.folder).save_pretrained(saved)
-    for target, told in ((folder, "holds 2 MTP layers.*: name another head"), (saved, "holds 0")):
-        config = load_target_config(str(target))
+    AutoModelForCausalLM.from_pretrained(glm).save_pretrained(saved)
+    mtp = tmp_path / "mtp"
+    write_mtp(mtp, load_head("mtp", load_target_config(str(glm)), target=str(glm)))
+    for name, target, told in (
+        ("mtp", folder, "holds 2 MTP layers.*: name another head"),
+        ("mtp", saved, "holds 0"),
+        ("mtp,own=loud", glm, r"is not mtp\[:FOLDER\] with feature or own"),
+        (f"mtp:{qwen}", glm, "its model_type is qwen3_5_text, not glm4_moe"),
+        (mtp, qwen, "its model_type is glm4_moe, not qwen3_5_text"),
+    ):
         with pytest.raises(BadInput, match=told):
-            load_head("mtp", config, target=str(target))
-    assert load_head(f"mtp:{written.folder}", config, target=str(saved))
-    with pytest.raises(BadInput, match=r"is not mtp\[:FOLDER\] with feature or own"):
-        load_head("mtp,own=loud", config)
-
-
-def test_a_layer_of_another_family(checkpoints, tmp_path):
-    """By the config beside it, or by the target that a folder was written for."""
-    qwen, glm = checkpoints("qwen3_5_text"), checkpoints("glm4_moe")
-    config, other = (load_target_config(str(each.folder)) for each in (glm, qwen))
-    with pytest.raises(BadInput, match="its model_type is qwen3_5_text, not glm4_moe"):
-        load_head(f"mtp:{qwen.folder}", config, target=str(glm.folder))
-    head = load_head("mtp", config, target=str(glm.folder))
-    write_mtp(tmp_path, head)
-    for refused in (partial(load_head, tmp_path), head.config.check_fits):
-        with pytest.raises(BadInput, match="its model_type is glm4_moe, not qwen3_5_text"):
-            refused(other)
+            load_head(name, load_target_config(str(target)), target=str(target))

@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 
 import pytest
-import reference_head
 import torch
 from commands import full_disk
 from head_files import (
@@ -48,29 +47,10 @@ def assert_same_tensors(got: dict[str, torch.Tensor], want: dict[str, torch.Tens
         assert got[key].dtype == tensor.dtype and torch.equal(got[key], tensor), key
 
 
-def assert_runs_as_the_reference(head: DraftHead, tensors: dict, config: dict) -> None:
-    generator, T = torch.Generator().manual_seed(1), 23
-    width = head.config.num_fused * head.config.feature_size
-    feature_TF = torch.randn(T, width, generator=generator)
-    embedding_TD, second_TD = torch.randn(2, T, D, generator=generator)
-    got_TD, want_TD = head.fuse(feature_TF), reference_head.fuse(tensors, config, feature_TF)
-    for step_TD in (embedding_TD, second_TD):
-        torch.testing.assert_close(got_TD, want_TD, atol=1e-4, rtol=1e-4)
-        got_TD = head(got_TD[None], step_TD[None], head.angles(torch.arange(T)))[0]
-        want_TD = reference_head.forward(tensors, config, step_TD, want_TD)
-    torch.testing.assert_close(got_TD, want_TD, atol=1e-4, rtol=1e-4)
-    if head.config.eagle3:
-        want_TD = reference_head.normed(tensors, config, want_TD)
-    torch.testing.assert_close(head.normed(got_TD), want_TD, atol=1e-4, rtol=1e-4)
-    assert want_TD.std() > 0.1
-
-
-@torch.inference_mode()
 @pytest.mark.parametrize("name", published())
-def test_published_heads_load_and_run_and_are_read_back(tmp_path, name):
-    """Config and tensors are ours; fuse, two steps and what the lm_head reads are the reference's;
-    what is written in bfloat16 is read back, in our layout, nothing assumed, and names no setting
-    that is off."""
+def test_published_heads_load_and_are_read_back(tmp_path, name):
+    """Config and tensors are ours (how such heads run: test_head.py); what is written in bfloat16
+    is read back, in our layout, nothing assumed, and names no setting that is off."""
     values, fields, of_theirs = published()[name]
     ours = weights(**fields)
     target = TargetShape(WIDE if "width" in name else D)
@@ -78,8 +58,6 @@ def test_published_heads_load_and_run_and_are_read_back(tmp_path, name):
     assert notes[0] == f"layout: {name.partition(',')[0]}"
     assert head.config == HeadConfig(**SIZES | fields) and not head.training
     assert_same_tensors(head.state_dict(), ours)
-    if "rope_scaling" not in fields:
-        assert_runs_as_the_reference(head, ours, SIZES | fields)
     folder = tmp_path / "a" / "b"
     write_head(folder, head.bfloat16())
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
@@ -195,8 +173,6 @@ DOWN = "midlayer.mlp.down_proj.weight"
     [
         # bug held down: it loaded without a word, and drafted with one layer
         ({"num_hidden_layers": 2}, {}, 'missing "layers.1.'),
-        ({"norm_before_fc": True}, {}, 'missing "input_norm.weight"'),
-        ({"embed_requires_grad": True}, {}, 'missing "embed_tokens.weight"'),
         # bugs held down: these loaded and changed nothing, or were Llama-7B's sizes, or a KeyError
         ({"layer_types": ["chunked_attention"]}, {}, "chunked_attention in layer_types"),
         (
@@ -212,7 +188,6 @@ DOWN = "midlayer.mlp.down_proj.weight"
             {"layers.0.hidden_norm.weight": torch.ones(D)},
             'unexpected "midlayer.hidden_norm.weight, a second time"',
         ),
-        ({}, {"midlayer.self_attn.o_proj.bias": torch.ones(D)}, "o_proj.bias"),
         ({}, {DOWN: torch.ones(D, 37, dtype=torch.int8)}, f"{DOWN} has dtype"),
         ({}, {"lm_head.weight": torch.zeros(R, D)}, "lm_head.weight is all zeros"),
         ({}, {"d2t": D2T + 1}, "d2t does not lead to ascending"),
@@ -259,9 +234,6 @@ def test_shards_that_an_index_names_are_one_head(tmp_path, kind):
         read_head(tmp_path)
     (tmp_path / files["norm.weight"]).unlink()
     with pytest.raises(BadInput, match=f"{files['norm.weight']}: it is absent"):
-        read_head(tmp_path)
-    index.write_text("{}")
-    with pytest.raises(BadInput, match=f"{index.name}: it is cut off"):
         read_head(tmp_path)
 
 

@@ -2,17 +2,13 @@
 prices by hand."""
 
 import json
-import time
 from functools import partial
 
 import pytest
 import torch
 from commands import model_options, run_main
-from transformers import LlamaConfig
 
-import eagle_fsd
 from eagle_fsd import timing
-from eagle_fsd.models.loaded import Model
 from eagle_fsd.speed import forwards, rounds
 
 ARMS = ["plain", "exact", "fsd:0.3@eagle:5x2x3", "exact@ngram:10"]
@@ -80,35 +76,6 @@ def test_only_what_is_missing_is_made(models, finished, capsys, monkeypatch):
     keys = [(row["arm"], row["context"]) for row in rows]
     assert len(keys) == len(set(keys)) == 2 * (len(ARMS) + 1) and after[name].startswith(lines[0])
     assert [row["context"] for row in found["rounds"]] == [40] * 4 + [50] * 4
-
-
-@pytest.mark.processes
-def test_random_weights_by_shape_are_timed(tmp_path):
-    """A config alone is enough, with a head that reads three layers of the target."""
-    LlamaConfig(
-        vocab_size=307, hidden_size=32, intermediate_size=44, num_hidden_layers=6,
-        num_attention_heads=4, num_key_value_heads=2,
-    ).save_pretrained(tmp_path)  # fmt: skip
-    models = f"random:{tmp_path / 'config.json'}", "random:eagle3:149"
-    found = call(models, tmp_path, "--arms", "plain", "exact")
-    assert [row["arm"] for row in found["rounds"]] == ["plain", "exact"]
-    names = [row["forward"] for row in found["forwards"]]
-    assert "verify 60" in names and "draft level x3" in names
-
-
-def test_what_slows_the_text_of_a_stream_is_seen(models, monkeypatch):
-    """Bug held down: a streamed answer read the whole vocabulary every round, which took longer
-    than the round, and no bench saw it."""
-    model = eagle_fsd.load(str(models[0]), head=None, dtype="float32")
-    text = Model.text
-
-    def slow(self, *given) -> str:
-        time.sleep(0.05)
-        return text(self, *given)
-
-    monkeypatch.setattr(Model, "text", slow)
-    seconds = forwards.text_seconds(model)
-    assert seconds and min(seconds) >= 0.05
 
 
 def test_peak_memory_by_hand():

@@ -156,7 +156,12 @@ HEADS = {
 
 # what publishers of EAGLE-3 heads add, each of it in one of them
 PUBLISHED = {
-    "eagle3, q and k normed, two layers": {"qk_norm": True, "num_hidden_layers": 2},
+    "eagle3, q and k normed, two layers": {
+        "qk_norm": True,
+        "num_hidden_layers": 2,
+        "rms_norm_eps": 0.3,
+        "rope_theta": 500000.0,
+    },
     "eagle3, four states normed": {
         "fc_norm": True,
         "norm_output": True,
