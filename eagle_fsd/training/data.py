@@ -187,9 +187,9 @@ class Batches:
         if not self.noise:
             return batch
         feature_BTF = batch.feature_BTF
-        device = feature_BTF.device
-        generator = torch.Generator(device).manual_seed(self.seed * 1_000_003 + number)
-        noise_BTF = torch.empty(feature_BTF.shape, dtype=torch.float32, device=device)
+        generator = torch.Generator(feature_BTF.device)
+        generator.manual_seed(self.seed * 1_000_003 + number)
+        noise_BTF = torch.empty_like(feature_BTF, dtype=torch.float32)
         noise_BTF.uniform_(generator=generator).mul_(2).sub_(1)
         noise_BTF.mul_(self.noise).mul_(512).div_(feature_BTF.shape[1])
         return batch._replace(feature_BTF=feature_BTF + noise_BTF.to(feature_BTF.dtype))
