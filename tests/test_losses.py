@@ -214,6 +214,16 @@ def test_rate_over_the_budget(schedule):
     assert rates == sorted(rates, reverse=True)
 
 
+def test_a_learning_rate_follows_the_width_unless_it_is_given():
+    """1.5e-3 up to 576 channels, 1e-4 from 4,096 on, and on a line of logarithms between; of an MTP
+    layer, which is trained already, the same at all."""
+    widths = (64, 576, 576 * math.sqrt(4096 / 576), 4096, 8192)
+    rates = [parse_recipe("eagle3", width).learning_rate for width in widths]
+    assert rates == pytest.approx([1.5e-3, 1.5e-3, math.sqrt(1.5e-3 * 1e-4), 1e-4, 1e-4])
+    assert parse_recipe("eagle3,learning_rate=2e-3,noise=1", 4096).learning_rate == 2e-3
+    assert parse_recipe("mtp", 4096) == parse_recipe("mtp") == RECIPES["mtp"]
+
+
 def test_a_preset_with_changes():
     """The rest stays the preset's."""
     recipe = parse_recipe("eagle,unroll_steps=2,feature=0,schedule=cosine")

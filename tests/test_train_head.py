@@ -1,8 +1,10 @@
 """train/train_head.py on tiny targets: heads that load, learn, decode, repeat; other runs."""
 
 import json
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -127,6 +129,26 @@ def test_states_online_are_the_cached(target, data, tmp_path, dtype, changes):
     for ours, theirs in zip(log_rows(kept), log_rows(online), strict=True):
         assert ours == pytest.approx(theirs, rel=0.03, abs=1e-6)
     assert (kept / "features").exists() and not (online / "features").exists()
+
+
+def test_states_that_the_disk_cannot_hold_are_refused(target, data, tmp_path, monkeypatch, capfd):
+    """Before the first step, with both sizes. What the budget does not reach, or is kept already,
+    takes no room. Bug held down: the disk was full in the middle of a run."""
+    free = {"bytes": 0}
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free["bytes"]))
+    output, changes = tmp_path / "head", {"recipe": "unrolled"}
+    told = refused(*options(target, data, output, **changes))
+    tokens, each = map(int, re.search(r"(\d+) tokens x (\d+) bytes", told).groups())
+    assert "and 0 GB are free" in told and "--features online" in told and str(output) in told
+    assert "the peak learning rate is 0.0015, by recipe unrolled at" in capfd.readouterr().out
+    free["bytes"] = tokens * each - 1
+    assert "GB more" in refused(*options(target, data, output, **changes))
+    train(target, data, tmp_path / "few", **changes | {"steps": 2})
+    free["bytes"] += 1
+    train(target, data, tmp_path / "first", **changes)
+    free["bytes"] = 0
+    train(target, data, tmp_path / "next", features=tmp_path / "first" / "features", **changes)
+    train(target, data, output, features="online", **changes)  # the refused one claimed nothing
 
 
 def test_a_launcher_s_accumulation_changes_nothing(unbroken, target, data, tmp_path, monkeypatch):

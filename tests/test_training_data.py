@@ -5,12 +5,14 @@ Axes: B dialogues, T positions, F features, D hidden size, L tokens, V vocabular
 """
 
 import json
+from threading import get_ident
 
 import pytest
 import torch
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.training.data import Batches, Dialogue, read_dialogues, split, supervised
+from eagle_fsd.training.read_ahead import ReadAhead
 
 V = 31
 
@@ -72,10 +74,12 @@ def make(dialogues, **changes) -> Batches:
         numbers = [ids.index(text) for text in texts]
         return [(told(dialogues, n, F), -told(dialogues, n, D)) for n in numbers]
 
+    sources = {"states_of": states_of, "kept_of": states_of}
+    sources |= {key: changes.pop(key) for key in sources if key in changes}
     masks = {key: changes.pop(key) for key in ("skip", "allowed_V") if key in changes}
     masks_T = [supervised(dialogue, **masks) for dialogue in dialogues]
-    settings = {"tokens_per_batch": 64, "seed": 0, "noise": 0.0} | changes
-    return Batches(dialogues, masks_T, states_of, **settings)
+    settings = {"tokens_per_batch": 64, "seed": 0, "noise": 0.0} | sources | changes
+    return Batches(dialogues, masks_T, **settings)
 
 
 def test_a_part_of_the_answers_lies_within_a_larger_part(dialogues):
@@ -144,6 +148,44 @@ def test_noise_depends_on_seed_and_number_alone(dialogues):
     first, second = (make(same, noise=0.01, tokens_per_batch=1, seed=seed) for seed in (0, 1))
     drawn = [first.batch(0), first.batch(1), first.batch(first.per_epoch), second.batch(0)]
     assert len({batch.feature_BTF.sum().item() for batch in drawn}) == 4
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_next_batch_is_read_by_a_thread(dialogues, kept):
+    """And is the batch that it is without. What is not kept is computed by who asks for it."""
+    plain, here = make(dialogues, noise=0.01), get_ident()
+    threads: dict[str, list[int]] = {"read": [], "computed": []}
+
+    def kept_of(texts):
+        threads["read"].append(get_ident())
+        return plain.states_of(texts) if kept else None
+
+    def states_of(texts):
+        threads["computed"].append(get_ident())
+        return plain.states_of(texts)
+
+    batches = make(dialogues, noise=0.01, kept_of=kept_of, states_of=states_of)
+    with ReadAhead(batches, torch.device("cpu"), stride=2) as ahead:
+        for number in (1, 3, 5):
+            for part, wanted in zip(ahead.batch(number), plain.batch(number), strict=True):
+                assert torch.equal(part, wanted)
+    first, *others = threads["read"]
+    assert first == here and len(others) >= 2 and here not in others
+    assert threads["computed"] == ([] if kept else [here] * 3)
+
+
+def test_an_error_of_the_thread_is_raised_where_its_batch_is_asked_for(dialogues):
+    plain = make(dialogues)
+
+    def kept_of(texts):
+        if texts == plain.texts(1):
+            raise BadInput("the second batch is damaged")
+        return plain.states_of(texts)
+
+    with ReadAhead(make(dialogues, kept_of=kept_of), torch.device("cpu"), stride=1) as ahead:
+        ahead.batch(0)
+        with pytest.raises(BadInput, match="the second batch is damaged"):
+            ahead.batch(1)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ File format: JSON lines (optionally gzipped), one dialogue a line, other keys ig
     input_ids    all tokens of the dialogue, chat markup included
     loss_mask    of the same length: 1 where the assistant wrote the token, its end tokens included
 
-What is in a batch, its noise included, depends on the seed and the batch's number alone: a resumed
-run goes on as an unbroken one, and processes share a step's batches without a difference.
+What is in a batch depends on the seed and the batch's number alone, and its noise on the kind of
+device that draws it besides: a resumed run goes on as an unbroken one, and processes share a step's
+batches without a difference.
 
 Axes: B dialogues, T positions, L tokens of a dialogue, F features, D hidden size, V vocabulary.
 """
@@ -25,7 +26,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.decoding.sampling import uniforms
 from eagle_fsd.runs.folder import record_files
 from eagle_fsd.runs.jsonl import read_records
 
@@ -135,6 +135,7 @@ def supervised(
     return counts_T
 
 
+States = Sequence[tuple[torch.Tensor, torch.Tensor]]  # see TargetStates.of
 _padded = partial(pad_sequence, batch_first=True)  # with zeros on the right
 
 
@@ -144,7 +145,8 @@ class Batches:
 
     dialogues: Sequence[Dialogue]
     masks_T: Sequence[torch.Tensor]  # see supervised
-    states_of: Callable[[list[list[int]]], list[tuple[torch.Tensor, torch.Tensor]]]  # TargetStates
+    states_of: Callable[[list[list[int]]], States]  # TargetStates.of
+    kept_of: Callable[[list[list[int]]], States | None]  # and .kept
     tokens_per_batch: int  # padded; a longer dialogue is a batch of its own
     seed: int  # of the order and the noise
     noise: float  # see Recipe
@@ -164,21 +166,42 @@ class Batches:
         """Positions of a batch that count."""
         return sum(int(self.masks_T[i].sum()) for i in self.indices(number))
 
-    def batch(self, number: int) -> HeadBatch:
-        indices = self.indices(number)
-        texts = [self.dialogues[i].ids for i in indices]
-        features_LF, hiddens_LD = zip(*self.states_of(texts), strict=True)
-        feature_BTF = _padded([feature_LF[:-1] for feature_LF in features_LF])
-        if self.noise:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-            uniform_BTF = uniforms(generator, *feature_BTF.shape) * 2 - 1
-            noise_BTF = uniform_BTF * self.noise * 512 / feature_BTF.shape[1]
-            feature_BTF = feature_BTF + noise_BTF.to(feature_BTF)
+    def texts(self, number: int) -> list[list[int]]:
+        """Token ids of a batch's dialogues."""
+        return [self.dialogues[i].ids for i in self.indices(number)]
+
+    def read(self, number: int) -> HeadBatch | None:
+        """A batch without its noise, from kept states; None where some are to be computed first."""
+        states = self.kept_of(self.texts(number))
+        return None if states is None else self._of(number, states)
+
+    def batch(
+        self, number: int, device: torch.device | str = "cpu", *, read: HeadBatch | None = None
+    ) -> HeadBatch:
+        """A batch on a device, which draws its noise; `read` may have been made before."""
+        if read is None:
+            read = self._of(number, self.states_of(self.texts(number)))
+        # from pinned memory a GPU copies while the host goes on
+        on_cuda = torch.device(device).type == "cuda"
+        batch = HeadBatch(*(part.to(device, non_blocking=on_cuda) for part in read))
+        if not self.noise:
+            return batch
+        feature_BTF = batch.feature_BTF
+        generator = torch.Generator(feature_BTF.device)
+        generator.manual_seed(self.seed * 1_000_003 + number)
+        noise_BTF = torch.empty_like(feature_BTF, dtype=torch.float32)
+        noise_BTF.uniform_(generator=generator).mul_(2).sub_(1)
+        noise_BTF.mul_(self.noise).mul_(512).div_(feature_BTF.shape[1])
+        return batch._replace(feature_BTF=feature_BTF + noise_BTF.to(feature_BTF.dtype))
+
+    def _of(self, number: int, states: States) -> HeadBatch:
+        """Of features and hidden states of its dialogues."""
+        features_LF, hiddens_LD = zip(*states, strict=True)
         return HeadBatch(
-            feature_BTF,
-            _padded([torch.tensor(ids[1:]) for ids in texts]),
+            _padded([feature_LF[:-1] for feature_LF in features_LF]),
+            _padded([torch.tensor(ids[1:]) for ids in self.texts(number)]),
             _padded([hidden_LD[1:] for hidden_LD in hiddens_LD]),
-            _padded([self.masks_T[i] for i in indices]),
+            _padded([self.masks_T[i] for i in self.indices(number)]),
         )
 
     def _shuffled(self, epoch: int) -> list[list[int]]:

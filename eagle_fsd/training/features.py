@@ -11,6 +11,7 @@ Axes: B dialogues, T positions, L tokens of one, W width of a row, D hidden size
 """
 
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,6 +34,9 @@ class TargetStates:
         self.target = target
         kind = "-".join(map(str, (target.dtype, *target.feature_layers)))
         self._folder = Path(folder, digest(digests), kind) if folder else None
+        D = target.hidden_size
+        self._features = D * len(target.feature_layers) or D
+        self._width = self._features + (D if target.feature_layers else 0)
 
     def keep(self, ids: list[int], state_TD: torch.Tensor) -> None:
         """Keep states after the final norm, of all tokens but the last, whose states nothing is
@@ -45,23 +49,50 @@ class TargetStates:
         On the CPU and in bfloat16 where they are kept, else as the target gives them.
         """
         if self._folder is None:
-            rows = self._compute(texts)
-        else:
-            missing = [ids for ids in texts if not self._path(ids).is_file()]
-            for ids, row_LW in zip(missing, self._compute(missing), strict=True):
-                self._write(ids, row_LW)
-            rows = []
-            for path in map(self._path, texts):
-                try:
-                    rows.append(load_file(path)["rows"])
-                except (OSError, SafetensorError) as error:
-                    raise BadInput(
-                        f"{path} is cut short or damaged ({error}): delete it, its states are "
-                        "computed again, and run the command again"
-                    ) from error
+            return self._parts(self._compute(texts))
+        missing = [ids for ids in texts if not self._path(ids).is_file()]
+        for ids, row_LW in zip(missing, self._compute(missing), strict=True):
+            self._write(ids, row_LW)
+        return self._parts([self._read(self._path(ids)) for ids in texts])
+
+    def kept(self, texts: Sequence[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+        """As `of`, but None where one is not kept. Computes nothing: any thread may ask."""
+        paths = [] if self._folder is None else [self._path(ids) for ids in texts]
+        if not paths or not all(path.is_file() for path in paths):
+            return None
+        return self._parts([self._read(path) for path in paths])
+
+    def check_room(self, texts: Sequence[list[int]]) -> None:
+        """BadInput where the disk has less room than the states of these texts, those that are kept
+        already left out, will take."""
+        if self._folder is None:
+            return
+        there = next(path for path in (self._folder, *self._folder.parents) if path.exists())
+        free, each = shutil.disk_usage(there).free, 2 * self._width  # bytes of a token in bfloat16
+        if each * sum(map(len, texts)) <= free:
+            return  # whatever is kept: a look for each file would take its time
+        lengths = {self._path(ids): len(ids) for ids in texts}
+        tokens = sum(length for path, length in lengths.items() if not path.is_file())
+        if each * tokens > free:
+            raise BadInput(
+                f"--features in {self._folder.parent.parent} would take {each * tokens / 1e9:.3g} "
+                f"GB more ({tokens} tokens x {each} bytes) and {free / 1e9:.3g} GB are free there: "
+                "name a folder on another disk, compute states each time (--features online), or "
+                "train on fewer dialogues (--answer_tokens, --steps)"
+            )
+
+    def _parts(self, rows: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         D = self.target.hidden_size
-        F = D * len(self.target.feature_layers) or D
-        return [(row_LW[:, :F], row_LW[:, -D:]) for row_LW in rows]
+        return [(row_LW[:, : self._features], row_LW[:, -D:]) for row_LW in rows]
+
+    def _read(self, path: Path) -> torch.Tensor:
+        try:
+            return load_file(path)["rows"]
+        except (OSError, SafetensorError) as error:
+            raise BadInput(
+                f"{path} is cut short or damaged ({error}): delete it, its states are computed "
+                "again, and run the command again"
+            ) from error
 
     def _path(self, ids: list[int]) -> Path:
         return self._folder / f"{digest(ids)}.safetensors"

@@ -101,6 +101,7 @@ def prepare(
         training,
         [supervised(d, skip=recipe.unroll_steps - 1, allowed_V=allowed_V) for d in training],
         states.of,
+        states.kept,
         tokens_per_batch=tokens_per_batch,
         seed=seed,
         noise=recipe.noise,

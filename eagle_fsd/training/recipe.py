@@ -1,7 +1,7 @@
 """Recipes: how a head is trained, as one record, with the field's own as presets.
 
-eagle      EAGLE-1/2 (SafeAILab/EAGLE branch v1, eagle/train/main.py), but for its learning rate
-           of 3e-5 after 2,000 warm-up steps, which is for days of GPUs
+eagle      EAGLE-1/2 (SafeAILab/EAGLE branch v1, eagle/train/main.py), but for its learning rate,
+           which is there 3e-5 after 2,000 warm-up steps, for days of GPUs
 unrolled   the same losses, cross-entropy at full weight, unrolled on the head's own features (HASS,
            arXiv 2408.15766; EAGLE-3's training-time test)
 eagle3     EAGLE-3 (eagle/traineagle3)
@@ -11,6 +11,8 @@ mtp        to go on from an MTP layer: FastMTP (arXiv 2509.18362), whose cross-e
 On a command line a recipe is a text: a preset, then what is changed of it, losses by their names:
 
     unrolled,unroll_steps=5,noise=0        eagle,feature=0,optimizer=muon
+
+A learning rate that is not given follows the width of the head, see `rate_at`.
 """
 
 import math
@@ -20,6 +22,8 @@ from eagle_fsd.config import BadInput, check_known, check_least
 
 WARMUP = 0.03  # share of the budget in which the learning rate rises to its peak
 FINAL_RATE = 0.05  # where it ends, as a share of the peak
+# The widths between which a preset's learning rate falls, and to which part of itself
+NARROW, WIDE, FALL = 576, 4096, 15
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,8 @@ class Recipe:
         noise: features get uniform noise in +-noise * 512 / length (upstream's).
         optimizer: adamw, or muon (Keller Jordan, kellerjordan.github.io/posts/muon), which takes
             the layers' matrices with AdamW's rate (arXiv 2502.16982) and leaves AdamW the rest.
-        learning_rate: peak, after WARMUP; then by `schedule`, cosine or linear, to FINAL_RATE.
+        learning_rate: peak, after WARMUP; then by `schedule`, cosine or linear, to FINAL_RATE. A
+            preset's is that of a head of NARROW channels.
         clip_norm, clip_value: largest gradient norm, largest entry; 0 is off.
     """
 
@@ -78,11 +83,28 @@ RECIPES: dict[str, Recipe] = {
 RECIPE_OF = {"eagle": "unrolled", "eagle3": "eagle3", "mtp": "mtp"}
 
 
-def parse_recipe(text: str) -> Recipe:
-    """A preset with some of its values replaced."""
+FROM_NOTHING = ("eagle", "unrolled", "eagle3")  # whose learning rates were chosen at NARROW
+
+
+def rate_at(width: int, rate: float) -> float:
+    """What a learning rate that was chosen at NARROW becomes for a head of another width: 1.5e-3 at
+    576 channels, 1e-4 at 4,096.
+
+    Ours was chosen at the one end, others train EAGLE-3 with 1e-4 at the other (docs/train.md).
+    Between them it is a power of the width, of exponent log(15) / log(4096 / 576) = 1.38, which
+    joins the two and was measured nowhere. Beyond them it stays: SpecForge has 1e-4 at 8,192 too.
+    """
+    share = math.log(min(max(width, NARROW), WIDE) / NARROW) / math.log(WIDE / NARROW)
+    return rate * FALL**-share
+
+
+def parse_recipe(text: str, width: int = NARROW) -> Recipe:
+    """A preset with some of its values replaced, for a head of so many channels."""
     name, *changes = text.split(",")
     check_known("recipe", name, RECIPES)
     preset, values = vars(RECIPES[name]), {}
+    if name in FROM_NOTHING:
+        values["learning_rate"] = rate_at(width, preset["learning_rate"])
     for change in changes:
         key, _, value = change.partition("=")
         check_known(f"field of recipe {name}", key, preset)

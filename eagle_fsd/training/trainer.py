@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -22,7 +23,8 @@ from eagle_fsd.config import BadInput, one_line
 from eagle_fsd.heads.checkpoint import UNREADABLE
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import read_json, write_json
-from eagle_fsd.training.data import Batches
+from eagle_fsd.training.data import Batches, HeadBatch
+from eagle_fsd.training.read_ahead import ReadAhead
 from eagle_fsd.training.recipe import Recipe
 
 LOG_EVERY = 20  # steps; the first step is logged too
@@ -53,14 +55,24 @@ class Trainer:
     steps: int
     seconds: float
 
+    @property
+    def most(self) -> float:
+        """Steps at which the budget ends, infinite where the clock ends it."""
+        in_epochs = math.ceil(self.epochs * self.batches.per_epoch / self.batches_per_step)
+        return min(self.steps or math.inf, in_epochs or math.inf)
+
+    def reached(self) -> list[list[int]]:
+        """Token ids of the dialogues that the budget reaches; the clock may reach them all."""
+        count = int(min(self.most * self.batches_per_step, self.batches.per_epoch))
+        return [ids for number in range(count) for ids in self.batches.texts(number)]
+
     def train(self) -> dict:
         """Train from the last save to the end of the budget; returns step, seconds, tokens. Ctrl-C
         ends it behind the step under way, saved."""
         self.run.begin_session()
         kept = self._resume()
         progress = kept or {"step": 0, "seconds": 0.0, "tokens": 0}
-        in_epochs = math.ceil(self.epochs * self.batches.per_epoch / self.batches_per_step)
-        most = min(self.steps or math.inf, in_epochs or math.inf)  # infinite: the clock ends it
+        most, count = self.most, self.accelerator.num_processes
         saved = time.monotonic()
         began = saved - progress["seconds"]
         hidden = not self.accelerator.is_main_process
@@ -72,7 +84,8 @@ class Trainer:
 
         percent = {"total": 100, "initial": 100 * min(share(progress), 1)}
         bar = tqdm(**percent, desc="training", bar_format=BAR, disable=hidden)
-        with held_interrupt() as interrupted, bar:
+        ahead = ReadAhead(self.batches, self.accelerator.device, stride=count)
+        with held_interrupt() as interrupted, bar, ahead:
             while True:
                 # 1. Save and end; all processes do so in one step.
                 due = time.monotonic() - saved > 60 * SAVE_MINUTES
@@ -87,7 +100,7 @@ class Trainer:
                     return progress
                 # 2. A step, at the learning rate of its middle.
                 rate = self.recipe.rate(used + (1 / most or 1e-3) / 2)
-                counted, row = self._step(progress["step"], rate)
+                counted, row = self._step(progress["step"], rate, ahead.batch)
                 progress = {
                     "step": progress["step"] + 1,
                     "seconds": time.monotonic() - began,
@@ -101,7 +114,9 @@ class Trainer:
                     if not hidden:
                         self.run.add("log", progress | row | {"learning_rate": rate})
 
-    def _step(self, step: int, rate: float) -> tuple[int, dict[str, torch.Tensor]]:
+    def _step(
+        self, step: int, rate: float, batch: Callable[[int], HeadBatch]
+    ) -> tuple[int, dict[str, torch.Tensor]]:
         """One update; returns the positions it learnt from, and what it was for the log."""
         accelerator, each = self.accelerator, self.batches_per_step
         numbers = range(step * each, (step + 1) * each)
@@ -109,13 +124,15 @@ class Trainer:
         mine = numbers[accelerator.process_index :: accelerator.num_processes]
         row: dict[str, torch.Tensor] = {}
         for number in mine:
-            feature_BTF, next_token_BT, *wanted = self.batches.batch(number)
+            feature_BTF, next_token_BT, *wanted = batch(number)
             embedding_BTD = self.embed_tokens(next_token_BT.to(self.embed_tokens.weight.device))
-            parts = (part.to(accelerator.device) for part in (feature_BTF, embedding_BTD, *wanted))
+            embedding_BTD = embedding_BTD.to(accelerator.device)
             # gradients go over the processes once a step, with the last batch
             with nullcontext() if number == mine[-1] else accelerator.no_sync(self.objective):
                 with accelerator.autocast():
-                    loss, values = self.objective(*parts, max(counted, 1))
+                    loss, values = self.objective(
+                        feature_BTF, embedding_BTD, *wanted, max(counted, 1)
+                    )
                 # processes' gradients are averaged; their losses are shares of one mean
                 accelerator.backward(loss * accelerator.num_processes)
             values = {"loss": loss.detach(), **values}
