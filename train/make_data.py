@@ -120,7 +120,8 @@ def make_data(options: DataOptions) -> None:
         Path(path).name: [turn for question in read_questions(path) for turn in question.turns]
         for path in options.exclude
     }
-    chat = dialogues.ChatFormat(load.load_tokenizer(options.target), options.conv_template)
+    tokenizer = load.load_tokenizer(options.target)
+    chat = dialogues.ChatFormat(tokenizer, options.conv_template, options.system or "")
     if SELF in weights:
         chat.user_prefix()  # refuses a template without
     # 2. The folder, and what of the candidates is left.
