@@ -100,7 +100,7 @@ def make_data(options: DataOptions) -> None:
     from eagle_fsd.training.features import TargetStates
 
     # 1. What needs no weights is checked, and the sources are read.
-    processes = Processes.launched(cpu=not options.device.startswith("cuda"))
+    processes = Processes.launched(options.device)
     options.device = processes.device(options.device)
     options.dtype = options.dtype or load.training_dtype(options.device)
     load.check_device(options.device, options.dtype)
