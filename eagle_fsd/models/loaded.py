@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from os.path import commonprefix
 
 from transformers import PreTrainedTokenizerBase
 
@@ -33,6 +32,7 @@ from eagle_fsd.models.load import (
     load_tokenizer,
     own_layers,
 )
+from eagle_fsd.models.prefixes import prefix_texts, settled
 from eagle_fsd.thoughts import Marks, Thought, find_thought
 
 
@@ -94,11 +94,7 @@ class Model:
     def settled(self, text: str, token_ids: list[int]) -> str:
         """As much of the text of tokens as no later token changes: where a tokenizer writes
         characters as bytes (Llama 2, Gemma), without those at its end."""
-        broken = self.tokenizer.convert_tokens_to_ids("<0xFF>")  # a byte that is in no character
-        if broken is None or self.tokenizer.convert_ids_to_tokens(broken) != "<0xFF>":
-            return text
-        longer = [*token_ids, broken]
-        return commonprefix([text, self.tokenizer.decode(longer, skip_special_tokens=True)])
+        return settled(self.tokenizer, text, token_ids)
 
     def text_ends(
         self, token_ids: list[int], stop_strings: str | Sequence[str] = (), *, first: int = 0
@@ -108,8 +104,16 @@ class Model:
 
         Example: of " blue", "!" and a stop token: 5 6 6.
         """
-        counts = range(first + 1, len(token_ids) + 1)
-        return [len(self.text(token_ids[:count], stop_strings)) for count in counts]
+        strings = [*self.ends.strings, *each_string(stop_strings)]
+        shown = prefix_texts(self.tokenizer, token_ids, first=first, skip_special_tokens=True)
+        ends = [*map(len, shown)]
+        # a stop string, which may hold special tokens, ends the text in front of it
+        for place, whole in enumerate(
+            prefix_texts(self.tokenizer, token_ids, first=first) if strings else ()
+        ):
+            if any(string in whole for string in strings):
+                ends[place] = len(self.text(token_ids[: first + place + 1], stop_strings))
+        return ends
 
     def find_thought(self, prompt: list[int], token_ids: list[int]) -> Thought:
         """What of the text of an answer to a prompt is thought."""
