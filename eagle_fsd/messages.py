@@ -1,5 +1,9 @@
 """Conversations as clients of OpenAI's API and data sets keep them, as messages of text."""
 
+import os
+import re
+from pathlib import Path
+
 from eagle_fsd.config import BadInput, check_text
 
 # {"role": "user" | "assistant" | "system", "content": text}; an assistant's may have
@@ -26,6 +30,26 @@ def text_of(content: object) -> str:
             raise ValueError("a turn that is no text")
         texts.append(text)
     return "".join(texts)
+
+
+def read_system(given: str) -> str:
+    """The text of a system message, or of the file in which it is, without white space around
+    it."""
+    text = given
+    if os.path.exists(given):
+        try:
+            text = Path(given).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(
+                f"--system {given!r:.200} cannot be read as text ({error}): give a text, or a file "
+                "of UTF-8"
+            ) from error
+    elif re.fullmatch(r"\S+\.[a-z]{2,4}", given):  # else its name would be the message
+        raise BadInput(f"--system {given!r:.200} is no file here: give a text, or a file's path")
+    if not text.strip():
+        raise BadInput(f"--system {given!r:.200} is empty: give some text, or leave it out")
+    check_text(text)
+    return text.strip()
 
 
 def read_messages(prompt: object) -> list[Message]:

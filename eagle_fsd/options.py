@@ -152,6 +152,16 @@ class TargetOptions:
 class ChatOptions(TargetOptions):
     conv_template: str = ""
     """The name of a FastChat template, for a target that has no chat template of its own."""
+    system: str | None = None
+    """A system message before the first user turn: a text, or a file that holds it. Not given: none
+    but the chat template's own, if it has one."""
+
+    def __post_init__(self):
+        from eagle_fsd.messages import read_system
+
+        super().__post_init__()
+        if self.system is not None:
+            self.system = read_system(self.system)  # a run's settings are to tell what it says
 
 
 @dataclass
@@ -225,6 +235,7 @@ class ModelOptions(ChatOptions, PluginOptions):
             dtype=self.dtype,
             device=self.device,
             conv_template=self.conv_template,
+            system=self.system or "",
             generate_ends=self.generate_ends,
             marks=(tuple(self.thought_marks.split()),) if self.thought_marks else (),
             engine=self.engine,

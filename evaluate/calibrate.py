@@ -78,9 +78,9 @@ def run_calibration(
             stop = model.stop(budget if number else min(8, budget))
             seed = answer_seed(sampling_options.seed, question.question_id, 0)
             config = DecodeConfig(exact.policy(sampling), stop, seed)
-            prompt = model.prompt_ids(question.turns[0])
+            prompt = model.prompt_ids(question.messages())
             counts = predict(model.target, drafter, policies, prompt, config)
-            row = {"question_id": question.question_id, "turns": [{"prompt": question.turns[0]}]}
+            row = question.named() | {"turns": [{"prompt": question.turns[0]}]}
             if number:
                 run.add("predicted", row | {"arms": counts})
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_fsd.cli import run_command
-from eagle_fsd.options import ChatOptions, PluginOptions, QuestionOptions, TargetOptions, option
+from eagle_fsd.options import ChatOptions, PluginOptions, QuestionOptions, option
 from eagle_fsd.runs.provenance import digest, source_digest, without_checkout
 
 LEVELS = 6  # of the table by level
@@ -39,15 +39,16 @@ class ReplayOptions(QuestionOptions, ChatOptions, PluginOptions):
         from eagle_fsd.models.load import default_head
 
         super().__post_init__()
-        TargetOptions.__post_init__(self)
+        ChatOptions.__post_init__(self)
         self.heads = list(dict.fromkeys(self.heads or [default_head(EMBEDDED_TARGET)]))
         kind = [*self.of_texts.values(), source_digest()]  # of changed code they are made anew
         self.texts = self.texts or f"runs/plain_texts/{Path(self.target).name}-{digest(kind)}"
 
     @property
-    def of_texts(self) -> dict[str, str]:
+    def of_texts(self) -> dict[str, str | None]:
         """What the target's texts depend on, beside its files."""
-        return {name: getattr(self, name) for name in ("target", "dtype", "conv_template")}
+        named = ("target", "dtype", "conv_template", "system")
+        return {name: getattr(self, name) for name in named}
 
 
 def run_replay(options: ReplayOptions) -> None:
@@ -62,13 +63,15 @@ def run_replay(options: ReplayOptions) -> None:
     from eagle_fsd.evaluation.replay import read_arms, report
     from eagle_fsd.evaluation.texts import TOKENS_BEYOND_END, judge_levels, plain_texts
     from eagle_fsd.models import load
-    from eagle_fsd.models.loaded import Model
+    from eagle_fsd.models.loaded import Model, check_system
     from eagle_fsd.runs.folder import Run
 
     # 1. What is replayed, and the folders of the texts and of this run.
     tree = default_tree(options.device)
     arms = read_arms(options.arms, tree)
     questions = asked(options)
+    chat = {"conv_template": options.conv_template, "system": options.system or ""}
+    check_system(options.target, **chat)
     config = load.load_target_config(options.target)
     heads = {name: load.load_head(name, config, target=options.target) for name in options.heads}
     # distinguished by their weights: a head that was trained on since is another one
@@ -90,17 +93,17 @@ def run_replay(options: ReplayOptions) -> None:
         target, tokenizer = load.load_target(
             options.target, dtype=options.dtype, device=options.device
         )
-        plain = Model(target, tokenizer, RootDrafter(), options.conv_template)
+        plain = Model(target, tokenizer, RootDrafter(), **chat)
         models = {}
         for name, head in heads.items():  # what is refused here has written nothing
             layers = head.config.fused_layers(target.num_layers)
             own = Target(target.model, feature_layers=layers) if layers else target
             drafter = head_drafter(head, own, tree)
-            model = Model(own, tokenizer, drafter, options.conv_template)
+            model = Model(own, tokenizer, drafter, **chat)
             models[name] = model, {arm.text: arm.build_drafter(model) for arm in arms}
         budget = options.max_new_tokens
         check_lengths(plain, cut([*todo.values()], 1), budget, last=budget + TOKENS_BEYOND_END)
-        prompts = {key: plain.prompt_ids(question.turns[0]) for key, question in todo.items()}
+        prompts = {key: plain.prompt_ids(question.messages()) for key, question in todo.items()}
         texts = plain_texts(store, target, prompts, plain.stop(budget))
         del store  # another replay may have it
 
@@ -115,11 +118,7 @@ def run_replay(options: ReplayOptions) -> None:
                     arm: {"tokens": text.rounds(drafter, features_LF)}
                     for arm, drafter in drafters.items()
                 }
-                record = {
-                    "question_id": question.question_id,
-                    "category": question.category,
-                    "turns": [{"prompt": question.turns[0]}],
-                }
+                record = question.named() | {"turns": [{"prompt": question.turns[0]}]}
                 run.add(files[name], record | {"arms": rounds, "levels": levels})
     chosen = {
         without_checkout(name): [run.records[file][q.question_id, 0] for q in questions]

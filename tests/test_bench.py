@@ -177,9 +177,6 @@ def test_changed_code_goes_on_and_is_told(call, models, tmp_path, monkeypatch):
     [
         # the first ends .ci/run
         pytest.param("mt_bench", ["plain", "exact"], marks=pytest.mark.slow),
-        pytest.param("mt_bench_vicuna7b", ["plain", "exact"], marks=pytest.mark.slow),
-        pytest.param("mt_bench_llama3_8b", ["plain", "exact"], marks=pytest.mark.slow),
-        pytest.param("mt_bench_llama31_8b_eagle3", ["plain", "exact"], marks=pytest.mark.slow),
         ("speed_cpu", ["plain", "exact"]),
         pytest.param("speed_cpu", ["plain", "generate_compiled"], marks=pytest.mark.slow),
     ],

@@ -1,6 +1,7 @@
 """Conversations: messages of clients, control tokens in texts, what ends a turn, what is thought,
 and what is streamed."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -279,6 +280,77 @@ def test_what_is_streamed_is_the_whole(kind):
                 assert text.startswith(shown)
                 shown = text
         assert model.text(ids).startswith(shown)
+
+
+def tidying() -> PreTrainedTokenizerFast:
+    """One that takes the spaces in front of punctuation back."""
+    words = "a b n n't ' 's 've . , ! ok don word longer".split()
+    vocab = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocab=vocab, unk_token="a"))
+    tidy = {"clean_up_tokenization_spaces": True}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tidy)
+
+
+SPELLINGS = {kind: partial(spelling, kind) for kind in ("llama", "gemma", "wordpiece")}
+SPELLINGS |= {"bytes": byte_tokenizer, "tidying": tidying}
+
+
+def words(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """The tokens of letters, but for those that are single bytes of a character."""
+    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    texts = [tokenizer.decode([number]).strip() for number in range(len(tokenizer))]
+    return [n for n, text in enumerate(texts) if text.isalnum() and not tokens[n].startswith("<0x")]
+
+
+def obvious_ends(model: Model, ids: list[int], strings: list[str], first: int) -> list[int]:
+    """Every prefix decoded whole, which text_ends did once."""
+    return [len(model.text(ids[:count], strings)) for count in range(first + 1, len(ids) + 1)]
+
+
+@pytest.mark.parametrize("kind", SPELLINGS)
+def test_where_each_token_ends_is_what_its_prefix_has(kind):
+    """Random tokens, characters of several, special tokens amid them, and stop strings."""
+    tokenizer = SPELLINGS[kind]()
+    tokenizer.add_tokens([AddedToken("<e>", special=True), AddedToken("<t>", special=False)])
+    model = Model(tiny_target("llama"), tokenizer, RootDrafter(), generate_ends=True)
+    draws = torch.Generator().manual_seed(0)
+    common = words(tokenizer)
+    for number in range(8):
+        ids = torch.randint(len(tokenizer), (120,), generator=draws).tolist()
+        if number % 4:  # text that can be read, but for a few places
+            places = torch.rand(120, generator=draws) < 0.9
+            picks = torch.randint(len(common), (120,), generator=draws).tolist()
+            ids = [
+                common[p] if usual else i for i, p, usual in zip(ids, picks, places, strict=True)
+            ]
+        if "<0xF0>" in tokenizer.get_vocab():
+            ids[50:54] = tokenizer.convert_tokens_to_ids(["<0xF0>", "<0x9F>", "<0x98>", "<0x80>"])
+        for first in (0, 57, 120):
+            assert model.text_ends(ids, first=first) == obvious_ends(model, ids, [], first)
+        strings = [tokenizer.decode(ids[80:82]), "<e>"][number % 2 :]
+        assert model.text_ends(ids, strings) == obvious_ends(model, ids, strings, 0)
+
+
+@pytest.mark.parametrize("kind", SPELLINGS)
+def test_where_tokens_end_takes_a_time_that_grows_as_the_answer_does(kind, monkeypatch):
+    """Tokens that are decoded, in all. Bug held down: every prefix was, 0.3 seconds of an answer of
+    1,024 tokens."""
+    tokenizer, decoded = SPELLINGS[kind](), []
+    common = words(tokenizer)
+    model = Model(tiny_target("llama"), tokenizer, RootDrafter(), generate_ends=True)
+    decode = tokenizer.decode
+
+    def counted(ids, **settings) -> str:
+        decoded.append(len(ids))
+        return decode(ids, **settings)
+
+    monkeypatch.setattr(tokenizer, "decode", counted)
+    totals = []
+    for length in (500, 1000):
+        decoded.clear()
+        model.text_ends([common[n % len(common)] for n in range(length)])
+        totals.append(sum(decoded))
+    assert totals[1] < 2.1 * totals[0] < 2.1 * 50 * 500
 
 
 def test_a_loaded_tokenizer_leaves_spaces_as_they_are(tmp_path):

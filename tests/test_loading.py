@@ -305,6 +305,18 @@ def test_dtypes_by_what_the_processor_multiplies(monkeypatch, halves, has, dtype
     assert (default_dtype("cuda:1"), training_dtype("cuda:1")) == ("bfloat16", "bfloat16")
 
 
+def test_a_target_of_which_parts_are_left_out_of_the_cards_is_refused(tmp_path):
+    """As accelerate places one that is too large under "auto": here the readout on the disk. Bug
+    held down: it was decoded from copies of every forward, or its device was meta."""
+    name = str(write_target(tmp_path / "target"))
+    config = load_target_config(name)
+    placed = {"dtype": torch.float32, "offload_folder": str(tmp_path / "disk")}
+    parts = {"model": "cpu", "lm_head": "disk"}
+    with pytest.raises(BadInput, match=r"1 of its weights .* lm_head\.weight; .* --device cpu"):
+        weights.stored_model(name, name, config, device=parts, **placed)
+    assert weights.stored_model(name, name, config, device="cpu", **placed)
+
+
 @pytest.mark.parametrize("cuda", [False, True])
 def test_the_device(cuda, monkeypatch):
     """auto spreads over accelerators; without one it is the CPU, with a CPU's trees."""

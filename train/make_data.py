@@ -83,7 +83,7 @@ def make_data(options: DataOptions) -> None:
     from eagle_fsd.training.features import TargetStates
 
     # 1. What needs no weights is checked, and the sources are read.
-    processes = Processes.launched(cpu=not options.device.startswith("cuda"))
+    processes = Processes.launched(options.device)
     options.device = processes.device(options.device)
     load.check_device(options.device, options.dtype)
     config = load.load_target_config(options.target)
@@ -102,7 +102,8 @@ def make_data(options: DataOptions) -> None:
         Path(path).name: [turn for question in read_questions(path) for turn in question.turns]
         for path in options.exclude
     }
-    chat = dialogues.ChatFormat(load.load_tokenizer(options.target), options.conv_template)
+    tokenizer = load.load_tokenizer(options.target)
+    chat = dialogues.ChatFormat(tokenizer, options.conv_template, options.system or "")
     if SELF in weights:
         chat.user_prefix()  # refuses a template without
     # 2. The folder, and what of the candidates is left.

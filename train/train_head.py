@@ -170,6 +170,9 @@ def launched(options: TrainOptions) -> "Accelerator":
     from accelerate import Accelerator
     from accelerate.utils import GradientAccumulationPlugin
 
+    from eagle_fsd.runs.folder import check_launched
+
+    check_launched(options.device)
     accelerator = Accelerator(
         cpu=options.device == "cpu",  # the head beside the target
         mixed_precision="no" if options.dtype == "float32" else "bf16",

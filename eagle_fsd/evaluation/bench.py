@@ -55,7 +55,7 @@ class Bench:
         self._traced = []  # questions
         if options.traces:
             self._traced = spread(questions, options.traces, option="--traces")
-        self.processes = Processes.launched(cpu=model_options.device == "cpu")
+        self.processes = Processes.launched(model_options.device)
         self.run = Run.of(
             *(options, sampling, model_options),
             further={"command": command} | model_options.digests(),
@@ -125,10 +125,9 @@ class Bench:
     def _answered(
         self, question: Question, arm: Arm, choice: int, *, budget: int, traced: bool = False
     ) -> dict:
-        model, messages, turns = self.model, [], []
+        model, answers, turns = self.model, [], []
         for number, text in enumerate(question.turns):
-            messages.append({"role": "user", "content": text})
-            prompt = model.prompt_ids(messages)
+            prompt = model.prompt_ids(question.messages(answers))
             # where the models' positions end before the budget does, the same for every arm
             stop = model.stop(min(budget, model.max_positions - len(prompt)))
             seed = answer_seed(self._seed, question.question_id, number, choice)
@@ -144,11 +143,10 @@ class Bench:
             if trace:
                 turn["trace"] = {"thought": thought_tokens(thought.length, ends)} | trace.taken
             turns.append({"prompt": text, "seed": seed} | turn)
-            messages.append(answer_message(turn["text"], thought))
+            answers.append(answer_message(turn["text"], thought))
         return {
-            "question_id": question.question_id,
+            **question.named(),
             "choice": choice,
-            "category": question.category,
             "arm": arm.text,
             **asdict(self._sampling),
             "tree": arm.tree or (self.model_options.tree if arm.drafter.needs_head else None),
@@ -181,16 +179,15 @@ def check_lengths(
 ) -> None:
     """Refuse before any answer is made what could leave less room than `last` for the last one."""
     for question in questions:
-        turns = [(("user", text), ("assistant", "")) for text in question.turns]
-        messages = [{"role": role, "content": text} for pair in turns for role, text in pair]
-        alone = len(model.prompt_ids(messages[:-1]))
+        answers = [{"role": "assistant", "content": ""}] * (len(question.turns) - 1)
+        alone = len(model.prompt_ids(question.messages(answers)))
         most = model.max_positions
         if alone >= most:
             raise BadInput(
                 f"question {question.question_id!r} alone takes {alone} tokens, the models have "
                 f"{most} positions: shorten or leave out the question"
             )
-        longest = alone + max_new_tokens * (len(turns) - 1)
+        longest = alone + max_new_tokens * len(answers)
         if longest + last > most:
             after = f" and take {last} after it" if last > 1 else ""
             raise BadInput(

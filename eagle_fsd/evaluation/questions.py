@@ -1,11 +1,12 @@
 """Question files: FastChat's question.jsonl, and other forms in which people keep prompts."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.messages import ROLES, Message, text_of
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.options import QuestionOptions
 from eagle_fsd.runs.jsonl import read_records
@@ -19,13 +20,15 @@ IDS = ("question_id", "prompt_id", "id", "uid")
 @dataclass(frozen=True)
 class Question:
     """A question: turns are the user's messages; reference (right answers) and extra (other fields
-    of its set) are as the scorer of its set expects them. ValueError: of other types."""
+    of its set) are as the scorer of its set expects them; system is the system message before its
+    first turn, "" that of the run. ValueError: of other types."""
 
     question_id: int | str
     category: str
     turns: list[str]
     reference: list = field(default_factory=list)
     extra: dict = field(default_factory=dict)
+    system: str = ""
 
     def __post_init__(self):
         if type(self.question_id) not in (int, str):  # True is an int too
@@ -38,22 +41,38 @@ class Question:
         if any(map(_is_null, self.reference)):
             raise ValueError("reference holds null: leave it out")
 
+    def messages(self, answers: Sequence[Message] = ()) -> list[Message]:
+        """The conversation up to the turn behind these answers of the assistant."""
+        said = [{"role": "system", "content": self.system}] if self.system else []
+        for number, turn in enumerate(self.turns[: len(answers) + 1]):
+            said += [*answers[number - 1 : number], {"role": "user", "content": turn}]
+        return said
+
+    def named(self) -> dict:
+        """What a record says of it, beside its turns."""
+        system = {"system": self.system} if self.system else {}
+        return {"question_id": self.question_id, "category": self.category} | system
+
 
 def check_same_questions(
     records: Iterable[dict], questions: list[Question], *, turns: int = 0
 ) -> None:
-    """Refuse questions that had other turns or another category when they were answered: old and
-    new answers would be mixed. `turns` are those of each that count; 0: all."""
+    """Refuse questions that had other turns, another category or another system message when they
+    were answered: old and new answers would be mixed. `turns` are those of each that count; 0:
+    all."""
     known = {question.question_id: question for question in cut(questions, turns)}
     for record in records:
         question = known.get(record["question_id"])
         asked = [turn["prompt"] for turn in record["turns"]][: turns or None]
         category = record.get("category", question and question.category)
-        if question and (asked, category) != (question.turns, question.category):
+        if not question:
+            continue
+        now = question.turns, question.category, question.system
+        if (asked, category, record.get("system", "")) != now:
             raise BadInput(
                 f"question {question.question_id!r} was answered with other turns, or in another "
-                f"category ({category!r}), than it has now: give the questions that were answered, "
-                "or another --output"
+                f"category ({category!r}), or under another system message, than it has now: give "
+                "the questions that were answered, or another --output"
             )
 
 
@@ -66,7 +85,8 @@ def fastchat(row: dict | str, number: int) -> Question:
     """{question_id, turns, category ("all"), reference ([])}.
 
     Or, numbered where there is no id: a text; {prompt}, {question} or {text}; {instruction, input};
-    {messages} or {conversations}, of the user alone. A prompt may be a list of turns or messages.
+    {messages} or {conversations}, of the user alone, before which may stand the system's. A prompt
+    may be a list of turns or messages.
     Without a reference `answer` is it, of GSM8K's what stands behind ####.
     """
     row = {"prompt": row} if isinstance(row, str) else row
@@ -75,7 +95,10 @@ def fastchat(row: dict | str, number: int) -> Question:
         there = ", ".join(row) or "nothing"
         raise ValueError(f"it has none of {', '.join(PROMPTS)}, or null there, but {there}")
     turns = row[form] if isinstance(row[form], list) or form == "turns" else [row[form]]
+    system = ""
     if isinstance(turns, list):
+        if turns and _role(turns[0]) == "system":
+            system, turns = text_of(_content(turns[0])).strip(), turns[1:]
         turns = [_said(turn) for turn in turns]
     if form == "instruction" and row.get("input"):
         turns = [f"{row[form]}\n\n{row['input']}"]
@@ -87,17 +110,29 @@ def fastchat(row: dict | str, number: int) -> Question:
     reference = [str(right) if type(right) in (int, float) else right for right in reference]
     if "reference" not in row:
         reference = [right.rpartition("####")[2].strip() for right in reference]
-    return Question(question_id, row.get("category", "all"), turns, reference)
+    return Question(question_id, row.get("category", "all"), turns, reference, system=system)
+
+
+def _role(turn: object) -> object:
+    """Whose a turn is that may be a message, {role, content} or ShareGPT's {from, value}."""
+    said = turn if isinstance(turn, dict) else {}
+    role = said.get("role", said.get("from", "user"))
+    return ROLES.get(role, role) if isinstance(role, str) else role
+
+
+def _content(turn: object) -> object:
+    return turn.get("content", turn.get("value")) if isinstance(turn, dict) else turn
 
 
 def _said(turn: object) -> object:
-    """What a turn says that may be a message, {role, content} or ShareGPT's {from, value}."""
-    if not isinstance(turn, dict):
-        return turn
-    role = turn.get("role", turn.get("from", "user"))
+    """What the user says in a turn."""
+    role = _role(turn)
     if role not in ("user", "human"):
-        raise ValueError(f"it has a message of {role!r}: give the user's turns alone")
-    return turn.get("content", turn.get("value"))
+        raise ValueError(
+            f"it has a message of {role!r}: give the user's turns alone, before which the system's "
+            "may stand"
+        )
+    return _content(turn)
 
 
 def read_questions(

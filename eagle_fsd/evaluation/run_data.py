@@ -94,7 +94,9 @@ class RunData:
     def subject(self) -> str:
         values = sorted({row["temperature"] for row in self.all_records})
         temperatures = ", ".join(f"{value:g}" for value in values)
-        return f"{self.options['target']} in {self.options['dtype']}, temperature {temperatures}"
+        told = ", with a system message" if self.options.get("system") else ""
+        made = f"{self.options['target']} in {self.options['dtype']}"
+        return f"{made}, temperature {temperatures}{told}"
 
     @property
     def target(self) -> str:

@@ -33,10 +33,15 @@ def prompt_ids(
     prompt: str | list[Message],
     *,
     conv_template: str = "",
+    system: str = "",
 ) -> list[int]:
     """Token ids of a conversation up to where the assistant's next turn begins. A FastChat template
-    is named for tokenizers without one."""
-    messages = broken_up(tokenizer, read_messages(prompt))
+    is named for tokenizers without one. `system` is the system message of a conversation that
+    begins with none."""
+    messages = read_messages(prompt)
+    if system and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    messages = broken_up(tokenizer, messages)
     text = render(tokenizer, messages, conv_template=conv_template)
     return encode(tokenizer, text, begins=bool(conv_template))
 
@@ -49,19 +54,20 @@ def render(
     answer_next: bool = True,
 ) -> str:
     """A conversation's text by the tokenizer's chat template, or by FastChat's of a name, after
-    which an answer always comes next."""
+    which an answer always comes next. BadInput: it does not take it, or loses a system message."""
+    told = [message["content"] for message in messages if message["role"] == "system"]
     if conv_template:
         template = fastchat_template(conv_template)
         user, assistant = template.roles[:2]  # a third is the system's
-        if asked := [m["content"] for m in messages if m["role"] == "system"]:
-            template.set_system_message("\n\n".join(asked))
+        if told:
+            template.set_system_message("\n\n".join(told))
         for message in messages:
             if message["role"] != "system":
                 role = user if message["role"] == "user" else assistant
                 template.append_message(role, message["content"])
         template.append_message(assistant, None)
         text = template.get_prompt()
-        if not all(system.strip() in text for system in asked):
+        if not all(system.strip() in text for system in told):
             raise BadInput(
                 f"conv_template {conv_template!r} has no place for a system message: leave it out, "
                 "or write it into the user's turn"
@@ -71,10 +77,11 @@ def render(
     try:
         text = tokenizer.apply_chat_template(messages, **settings)
     except TEMPLATE_ERRORS as error:
+        advice = "leave the system message out, " if told else ""
         raise BadInput(
             f"this target has no chat template that takes the conversation ({one_line(error)}): "
-            "name one of FastChat's with conv_template (vicuna_v1.1, llama-2, ...), or put a "
-            "chat_template.jinja of your own into the target's folder"
+            f"{advice}name one of FastChat's with conv_template (vicuna_v1.1, llama-2, ...), or "
+            "put a chat_template.jinja of your own into the target's folder"
         ) from error
     asked = [message["content"].strip() for message in messages if message["role"] == "user"]
     if not any(turn in text for turn in asked):
@@ -83,6 +90,17 @@ def render(
         with suppress(*TEMPLATE_ERRORS):
             other = tokenizer.apply_chat_template(parts, **settings)
             text = other if all(turn in other for turn in asked) else text
+    if not all(system.strip() in text for system in told):
+        # it may be written otherwise, or into a switch; a template that has no place for it renders
+        # the others alone
+        others, alone = [m for m in messages if m["role"] != "system"], ""
+        with suppress(BadInput):
+            alone = render(tokenizer, others, answer_next=answer_next)
+        if text == alone:
+            raise BadInput(
+                "this target's chat template has no place for a system message: leave it out, or "
+                "write it into the user's turn"
+            )
     return text
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from os.path import commonprefix
 
 from transformers import PreTrainedTokenizerBase
 
@@ -30,8 +29,10 @@ from eagle_fsd.models.load import (
     load_head,
     load_target,
     load_target_config,
+    load_tokenizer,
     own_layers,
 )
+from eagle_fsd.models.prefixes import prefix_texts, settled
 from eagle_fsd.thoughts import Marks, Thought, find_thought
 
 
@@ -48,6 +49,7 @@ class Model:
     generate_ends: bool = False
     marks: Marks = ()
     foreign_ids: Sequence[int] = ()  # of the draft model's tokens that the tokenizer lacks
+    system: str = ""
 
     @property
     def max_positions(self) -> int:
@@ -70,7 +72,9 @@ class Model:
 
     def prompt_ids(self, prompt: str | list[Message]) -> list[int]:
         """A user turn, or a whole conversation, through the chat template."""
-        return prompt_ids(self.tokenizer, prompt, conv_template=self.conv_template)
+        return prompt_ids(
+            self.tokenizer, prompt, conv_template=self.conv_template, system=self.system
+        )
 
     def text(self, token_ids: list[int], stop_strings: str | Sequence[str] = ()) -> str:
         """Without special tokens, and up to the first stop string: of the template's, and of these.
@@ -90,11 +94,7 @@ class Model:
     def settled(self, text: str, token_ids: list[int]) -> str:
         """As much of the text of tokens as no later token changes: where a tokenizer writes
         characters as bytes (Llama 2, Gemma), without those at its end."""
-        broken = self.tokenizer.convert_tokens_to_ids("<0xFF>")  # a byte that is in no character
-        if broken is None or self.tokenizer.convert_ids_to_tokens(broken) != "<0xFF>":
-            return text
-        longer = [*token_ids, broken]
-        return commonprefix([text, self.tokenizer.decode(longer, skip_special_tokens=True)])
+        return settled(self.tokenizer, text, token_ids)
 
     def text_ends(
         self, token_ids: list[int], stop_strings: str | Sequence[str] = (), *, first: int = 0
@@ -104,8 +104,16 @@ class Model:
 
         Example: of " blue", "!" and a stop token: 5 6 6.
         """
-        counts = range(first + 1, len(token_ids) + 1)
-        return [len(self.text(token_ids[:count], stop_strings)) for count in counts]
+        strings = [*self.ends.strings, *each_string(stop_strings)]
+        shown = prefix_texts(self.tokenizer, token_ids, first=first, skip_special_tokens=True)
+        ends = [*map(len, shown)]
+        # a stop string, which may hold special tokens, ends the text in front of it
+        for place, whole in enumerate(
+            prefix_texts(self.tokenizer, token_ids, first=first) if strings else ()
+        ):
+            if any(string in whole for string in strings):
+                ends[place] = len(self.text(token_ids[: first + place + 1], stop_strings))
+        return ends
 
     def find_thought(self, prompt: list[int], token_ids: list[int]) -> Thought:
         """What of the text of an answer to a prompt is thought."""
@@ -122,6 +130,7 @@ def load(
     dtype: str = "",
     device: str = "",
     conv_template: str = "",
+    system: str = "",
     generate_ends: bool = False,
     marks: Marks = (),
     engine: str = "auto",
@@ -140,6 +149,7 @@ def load(
         tree: shape of the draft tree, a TreeConfig or as arms write it ("5x3x4"); default:
             default_tree.
         conv_template: a FastChat template, see prompt_ids.
+        system: the system message of every conversation that begins with none of its own.
         generate_ends: end answers where `generate` does, at the tokens of generation_config alone.
         marks: around the thoughts of a reasoning target, ((begin, end), ...), where neither its
             template nor its tokens show them.
@@ -148,6 +158,7 @@ def load(
     tree, device = as_tree(tree), chosen_device(device)
     if conv_template:
         fastchat_template(conv_template)  # its name is checked
+    check_system(target, system, conv_template=conv_template)
     config = load_target_config(target)
     draft_head, layers = None, ()
     if head is not None:
@@ -170,7 +181,14 @@ def load(
         pair, _ = load_target(draft_model, **placed, engine=engine, keep_stock=False, drafts=True)
     drafter = head_drafter(draft_head, loaded, tree)
     model = Model(
-        loaded, tokenizer, drafter, conv_template, pair, generate_ends, marks, foreign_ids
+        *(loaded, tokenizer, drafter, conv_template, pair, generate_ends, marks, foreign_ids),
+        system=system,
     )
     tell_added(model.ends, target)
     return model
+
+
+def check_system(target: str, system: str, *, conv_template: str = "") -> None:
+    """Refuse a system message for which the target's template has no place, before weights load."""
+    if system:
+        prompt_ids(load_tokenizer(target), "Hi", conv_template=conv_template, system=system)

@@ -147,7 +147,27 @@ def stored_model(
             f"the weights of target {name!r} are not those of the {type(model).__name__} that its "
             f"config describes: {'; '.join(faults)}: give a folder in which both belong together"
         )
-    return text_only(model)
+    model = text_only(model)
+    check_placed(model, name)
+    return model
+
+
+def check_placed(model: PreTrainedModel, name: str) -> None:
+    """Refuse a target of which "auto" has left parts in the processor's memory or on the disk:
+    accelerate would copy them to a card in every forward, and their weights are not at hand here.
+    """
+    cards = {str(place) for place in getattr(model, "hf_device_map", {}).values()} - {"cpu", "disk"}
+    left = [
+        part
+        for part, weight in model.named_parameters()
+        if weight.device.type == "meta" or cards and weight.device.type == "cpu"
+    ]
+    if left:
+        raise BadInput(
+            f"target {name!r} is larger than the memory that --device auto may spread it over: "
+            f"{len(left)} of its weights lie elsewhere, the first {left[0]}; take more or larger "
+            "cards, a --dtype of 16 bits, or --device cpu"
+        )
 
 
 @contextmanager

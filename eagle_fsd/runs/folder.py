@@ -27,6 +27,22 @@ from eagle_fsd.runs.provenance import describe_run, without_checkout
 PATIENCE = timedelta(days=30)  # the shortest share of a run may wait this long for the longest
 
 
+def launched_processes() -> int:
+    """How many a launcher has started; 1 without one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def check_launched(device: str) -> None:
+    """Refuse a device that all processes of a launcher would take, each for a whole target."""
+    if launched_processes() > 1 and (device == "auto" or device.startswith("cuda:")):
+        does = "spread its target over all" if device == "auto" else "put its target there"
+        raise BadInput(
+            f"--device {device}: each of the launcher's {launched_processes()} processes would "
+            f"{does}; give --device cuda, by which each has a device of its own, or start the "
+            "command without a launcher"
+        )
+
+
 @dataclass(frozen=True)
 class Processes:
     """This process among those of the run."""
@@ -36,13 +52,14 @@ class Processes:
     local_index: int = 0  # among those of this machine: the number of its accelerator
 
     @classmethod
-    def launched(cls, *, cpu: bool) -> "Processes":
+    def launched(cls, device: str) -> "Processes":
         """Join the launcher's group, if there is one."""
-        if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        check_launched(device)
+        if launched_processes() < 2:
             return cls()
         from accelerate import PartialState
 
-        state = PartialState(cpu=cpu, timeout=PATIENCE)
+        state = PartialState(cpu=not device.startswith("cuda"), timeout=PATIENCE)
         return cls(state.process_index, state.num_processes, state.local_process_index)
 
     @property

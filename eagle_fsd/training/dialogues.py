@@ -60,16 +60,22 @@ class ChatFormat:
 
     tokenizer: PreTrainedTokenizerBase
     conv_template: str = ""
+    system: str = ""  # the system message of conversations that have none
 
     def __post_init__(self):
         talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": MARK}]
         for messages in talk[:1], talk:
-            self._render(messages)
+            self._render(self.opening + messages)
         if strings := self.ends().strings:
             raise BadInput(
                 f"conv_template {self.conv_template!r} ends answers by the text {strings[0]!r}, "
                 "and here only tokens end them: name a template that does so"
             )
+
+    @property
+    def opening(self) -> list[Message]:
+        """What stands before the user's first turn."""
+        return [{"role": "system", "content": self.system}] if self.system else []
 
     def _render(self, messages: list[Message]) -> str:
         return render(self.tokenizer, messages, conv_template=self.conv_template)
@@ -82,7 +88,8 @@ class ChatFormat:
 
     def user_prefix(self) -> tuple[list[int], frozenset[int]]:
         """Tokens up to where the user's first turn begins, and the tokens that end that turn."""
-        text = self._render([{"role": "user", "content": MARK}])
+        talk = [*self.opening, {"role": "user", "content": MARK}]
+        text = self._render(broken_up(self.tokenizer, talk))
         before, _, after = text.partition(MARK)
         ends = first_special(self.tokenizer, after)
         if not ends:
@@ -267,6 +274,7 @@ class DialogueMaker:
         once it goes on (drops what was thought, say): what the target then sees begins another."""
         temperature = rng.choice(self.temperatures)
         said = [message for message in conversation if message["role"] == "system"]
+        said = said or self.chat.opening
         ids: list[int] = []  # of the last row
         whole = True  # its text shows all of the last answer's tokens but the end
         rows: list[dict] = []
