@@ -93,7 +93,8 @@ class CompiledStep:
 class Compiled(Packed):
     """On a CPU: as Packed, with compiled steps where there is a C++ compiler.
 
-    On CUDA the same line with mode="reduce-overhead" would record graphs; nobody has run it.
+    Not on CUDA: its graphs (mode="reduce-overhead") are recorded for fixed sizes, and a round's keys
+    and masks are longer than those of the round before.
     """
 
     name = "compiled"
