@@ -11,7 +11,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 bash "$root/scripts/setup.sh"
 exec "$root/.venv/bin/python" "$root/evaluate/mt_bench.py" \
     --target meta-llama/Meta-Llama-3-8B-Instruct --head yuhuili/EAGLE-LLaMA3-Instruct-8B \
-    --dtype float16 --system "$root/scripts/llama_system.txt" --max_new_tokens 512 \
+    --device cuda --dtype float16 --system "$root/scripts/llama_system.txt" --max_new_tokens 512 \
     --tree 59x6x10 \
     --arms generate plain exact exact@eagle:59x8x10 fsd:0.3 {exact,fsd:0.3,path:0.9}@hybrid \
     --output "$root/runs/mt_bench_llama3_8b" "$@"

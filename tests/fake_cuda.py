@@ -34,7 +34,8 @@ class FakeCuda(FakeTensorMode):
 
     Attributes:
         launches: how often each operator ran on the device that has a kernel of its own, by name;
-            of one that is made of others, these, but for attention, which is fused there.
+            of one that is made of others, these, but for attention, which is fused there, and
+            whose result lies in memory as that of the memory-efficient kernel: heads within rows.
         attended: sizes and strides of the queries, keys, values and mask of every attention.
     """
 
@@ -60,6 +61,8 @@ class FakeCuda(FakeTensorMode):
         outermost, self._within = not self._within, True  # what is within computes a part of it
         try:
             output = super().dispatch(func, types, args, kwargs)
+            if func is ATTENTION:
+                output = output.transpose(1, 2).contiguous().transpose(1, 2)
         finally:
             self._within = not outermost
         if func in (aten.index.Tensor, aten.index_put_.default):
@@ -70,7 +73,7 @@ class FakeCuda(FakeTensorMode):
             if source.device != output.device and not kwargs.get("non_blocking"):
                 self.waits.append(f"to {output.device.type}")
         if func is ATTENTION:
-            given = [*args[:4], *(kwargs.get(name) for name in ("attn_mask",))]
+            given = [*args[:4], kwargs.get("attn_mask")]
             self.attended.append(tuple((t.shape, t.stride()) for t in given if t is not None))
             self.launches = so_far + Counter([str(func)])
         elif self.launches == so_far and self._has_kernel(func, output):

@@ -16,6 +16,7 @@ from eagle_fsd.decoding.answer import Generation
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.engine.folded import Folded
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.models.generate import Request, complete, rescore
@@ -86,7 +87,7 @@ def test_a_batch_waits_for_one_read_a_step(temperature):
     """Two pairs of texts of three tokens; then a text is scored, of which two sums are read."""
 
     def work(device: str, model: PreTrainedModel, head: DraftHead) -> list:
-        target = Target(model.to(device))
+        target = Target(model.to(device), engine=Folded())
         requests = [Request(prompt_tokens(5 + n), 3, temperature) for n in range(4)]
         texts = complete(target, requests, batch_size=2)
         return [request.tokens for request in texts] + [rescore(target, [3, 5], [7, 11, 13])]

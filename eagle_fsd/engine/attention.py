@@ -90,13 +90,15 @@ def folded_attention(
         folded, key, value, mask = (part.flatten(0, 1) for part in (folded, key, value, mask))
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         scores = torch.baddbmm(mask, folded, key.transpose(1, 2), alpha=scaling)
-        output = torch.bmm(torch.softmax(scores, dim=-1), value)
+        output = torch.bmm(torch.softmax(scores, dim=-1), value).unflatten(0, (B, G))
     else:
         output = functional.scaled_dot_product_attention(
             folded, key, value, attn_mask=attention_mask, scale=scaling
         )
-    # contiguous as transformers' own is, which some layers rely on
-    return output.view(B, H, N, -1).transpose(1, 2).contiguous(), None
+    # Kernels lay out [B, G, rows, d] as they like, CUDA's memory-efficient one with rows outermost.
+    # Contiguous as transformers' own is, which some layers rely on.
+    output = output.unflatten(2, (H // G, N)).permute(0, 3, 1, 2, 4)
+    return output.reshape(B, N, H, -1), None
 
 
 class Rotation(threading.local):

@@ -93,8 +93,8 @@ class CompiledStep:
 class Compiled(Packed):
     """On a CPU: as Packed, with compiled steps where there is a C++ compiler.
 
-    Not on CUDA: its graphs (mode="reduce-overhead") are recorded for fixed sizes, and a round's keys
-    and masks are longer than those of the round before.
+    Not on CUDA: its graphs (mode="reduce-overhead") are recorded for fixed sizes, and keys and
+    masks of a round are longer than those of the round before.
     """
 
     name = "compiled"

@@ -16,6 +16,7 @@ from transformers.utils import CHAT_TEMPLATE_DIR, CONFIG_NAME, cached_file
 from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine import products
+from eagle_fsd.engine.lean import told_exchanges
 from eagle_fsd.engine.select import choose_engines
 from eagle_fsd.engine.threads import choose_threads
 from eagle_fsd.engine.trial import checked_target
@@ -176,6 +177,9 @@ def load_target(
         feature_layers=feature_layers,
         keep_stock=keep_stock,
     )
+    if device != "cpu" and not drafts:
+        repeats = target.masks.keywords["repeats"]
+        tell(f"engine {target.engine.name}: {told_exchanges(target._body, repeats)}")
     if target.left_out and not drafts:
         defaults = ", ".join(f"{key}={value!r:.50}" for key, value in target.left_out.items())
         tell(

@@ -20,8 +20,12 @@ class ReadAhead:
         self._batches, self._device, self._stride = batches, device, stride
         self._pinned = device.type == "cuda"
         # a thread's own CUDA device is the first, and pinning would take memory there
-        begin = {"initializer": torch.cuda.set_device, "initargs": (device,)}
-        self._thread = ThreadPoolExecutor(1, "read ahead", **(begin if self._pinned else {}))
+        begin = {}
+        if self._pinned:
+            # accelerate names the device of a process alone without its number
+            index = torch.cuda.current_device() if device.index is None else device.index
+            begin = {"initializer": torch.cuda.set_device, "initargs": (index,)}
+        self._thread = ThreadPoolExecutor(1, "read ahead", **begin)
         self._next: dict[int, Future[HeadBatch | None]] = {}  # by number
 
     def __enter__(self) -> "ReadAhead":
