@@ -20,7 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.engine import STOCK, Engine
-from eagle_fsd.decoding.masks import layer_masks, leave_cudnn_attention
+from eagle_fsd.decoding.masks import layer_masks, leave_cudnn_attention, nearer_masks
 from eagle_fsd.decoding.readout import Readout
 from eagle_fsd.decoding.sampling import no_numbers
 from eagle_fsd.decoding.tree import DraftTree
@@ -115,7 +115,8 @@ class Target:
             engine.shrink(model, self.readout.read)
         self.embed_tokens: nn.Module = model.get_input_embeddings()
         repeats = engine.mask_repeats(text_config(rebuilt.config))
-        self.masks = partial(layer_masks, self.config, dtype=self.dtype, repeats=repeats)
+        known = {"nearer": nearer_masks(text_body(model)), "dtype": self.dtype, "repeats": repeats}
+        self.masks = partial(layer_masks, self.config, **known)
         self._step = engine.wrap(self.run)  # `run`, as the engine may compile it for trees
 
     def first_layers(self, count: int) -> "Target":

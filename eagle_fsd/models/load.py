@@ -176,6 +176,13 @@ def load_target(
         feature_layers=feature_layers,
         keep_stock=keep_stock,
     )
+    window, nearer = getattr(text, "sliding_window", None), target.masks.keywords["nearer"]
+    if window and "sliding_attention" not in nearer and not hasattr(type(text), "sliding_window"):
+        tell(
+            f"eagle_fsd: target {name!r} has sliding_window {window} in its config, which no layer "
+            f"of type {text.model_type!r} reads: each token sees the whole text before it (the "
+            "cache of transformers' generate goes by that key, so its text may be another)"
+        )
     if target.left_out and not drafts:
         defaults = ", ".join(f"{key}={value!r:.50}" for key, value in target.left_out.items())
         tell(
