@@ -187,17 +187,18 @@ def test_a_head_whose_drafts_are_never_taken_is_told_once(capsys):
     assert not capsys.readouterr().err
 
 
+@pytest.mark.parametrize("keep", [0.0, 0.1])
 @pytest.mark.parametrize("samples", [False, True])
-def test_a_head_without_finite_logits_is_named(samples):
-    """As a target is. Bug held down: a head that overflows drafted nothing, without a word."""
+def test_a_head_without_finite_logits_is_named(samples, keep):
+    """As a target is. Bugs held down: a head that overflows drafted nothing, without a word; and
+    where `keep` prices trees, which dropped what is no number, still did."""
     target = tiny_target("llama")
     head = tiny_head(target)
     with torch.no_grad():
         head.layers[0].mlp.down_proj.weight *= 1e38
         head.layers[0].mlp.up_proj.weight *= 1e38
-    drafter = head_drafter(head, target, TreeConfig(5, 2, 3)).with_tree(
-        TreeConfig(5, 2, 3), samples=samples
-    )
+    tree = TreeConfig(5, 2, 3, keep=keep)
+    drafter = head_drafter(head, target, tree).with_tree(tree, samples=samples)
     with pytest.raises(BadInput, match="the head's logits are NaN or infinite in drafting"):
         run(target, drafter, prompt_tokens(9), temperature=0.7)
 
