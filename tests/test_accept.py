@@ -424,14 +424,14 @@ ROUND = TWO_BRANCHES, torch.eye(11)[:5], torch.rand(4, 3)
 )
 def test_a_path_that_is_none_is_told_by_its_rule_and_node(path, node):
     """Bugs held down: such a path was emitted as it was, without a word."""
-    with pytest.raises(BadInput, match=f"rule Chosen puts {re.escape(node)} on its path"):
+    with pytest.raises(BadInput, match=f"rule Chosen goes to {re.escape(node)} where"):
         accept(*ROUND, policy=Policy(Chosen(path)))
 
 
 @pytest.mark.parametrize("child", [0, 3, 5, -1, False, True, math.nan, [1], "1"])
 def test_a_step_that_leaves_the_tree_is_told_and_ends(child):
     """Bug held down: one that returned its own node was asked for ever."""
-    with pytest.raises(BadInput, match=f"rule Stepped puts {re.escape(repr(child))} on its path"):
+    with pytest.raises(BadInput, match=f"rule Stepped goes to {re.escape(repr(child))} where"):
         accept(*ROUND, policy=Policy(Stepped(child)))
 
 
@@ -446,7 +446,7 @@ def test_random_paths_are_right_or_told():
             right += 1
             assert accept(*round_, policy=Policy(Chosen(path))).path == path
         else:
-            with pytest.raises(BadInput, match="rule Chosen puts"):
+            with pytest.raises(BadInput, match="rule Chosen goes to"):
                 accept(*round_, policy=Policy(Chosen(path)))
     assert 100 < right < 300
 

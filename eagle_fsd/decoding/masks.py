@@ -50,8 +50,7 @@ def additive_mask(visible_NK: torch.Tensor, dtype: torch.dtype, repeats: int) ->
 def nearer_masks(body: PreTrainedModel) -> dict[str, bool]:
     """Types of layers that see less than all of the text before, of those whose masks transformers'
     own forward of the family makes; and whether `layer_types` says which layers are such, or all
-    are. The config does not tell: one may have keys that no layer of its family reads, such as a
-    window of type llama. Without a source (nobody ships transformers so) this is an OSError."""
+    are. The config does not tell: it may have keys that no layer of its family reads."""
     body = getattr(body, "_orig_mod", body)  # what torch.compile wraps
     source = inspect.getsource(inspect.unwrap(type(body).forward))
     return {kind: f'"{kind}"' in source for kind, name in NEARER.items() if name in source}

@@ -128,8 +128,8 @@ class VerifiedTree:
         known = known and 0 <= node < len(self.tokens) and self.parents[node] == (v or 0)
         if not known or (node == 0) != (v is None):
             wanted = "the root, 0" if v is None else f"a child of node {v}"
-            told = f"rule {type(rule).__name__} puts {node!r:.50} on its path in the place of"
-            raise BadInput(f"{told} {wanted}: a path goes from the root down, child by child")
+            told = f"rule {type(rule).__name__} goes to {node!r:.50} where it needs {wanted}"
+            raise BadInput(f"{told}: it goes from the root down, child by child")
         return int(node)
 
     def ancestors(self, v: int) -> list[int]:

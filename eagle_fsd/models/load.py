@@ -25,6 +25,7 @@ from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.files import head_folder, read_head
 from eagle_fsd.heads.mtp_files import is_mtp, is_text, parse_name, read_mtp
 from eagle_fsd.models.assets import EMBEDDED_ASSET, EMBEDDED_TARGET, embedded_target
+from eagle_fsd.models.gguf import take_metadata
 from eagle_fsd.models.weights import (
     PREFIX,
     SHAPES,
@@ -70,6 +71,8 @@ def _whole_config(name: str) -> PretrainedConfig:
             f"target {name!r} has no config that transformers reads ({reason(error)}): give a "
             "folder with config.json, a .gguf file or a hub id"
         ) from error
+    if "gguf_file" in options:
+        take_metadata(config, Path(path, options["gguf_file"]))
     check_supported(config)
     class_to_load(config)
     return config
