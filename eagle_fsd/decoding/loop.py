@@ -165,6 +165,12 @@ def check_proposed(target: Target, drafter: Drafter, tree: DraftTree) -> None:
 
 
 def check_tokens(target: Target, prompt: Sequence[int]) -> None:
+    if placed := [token for token in prompt if token in target.placeholders]:
+        raise BadInput(
+            f"prompt token {placed[0]} is the target's {target.placeholders[placed[0]]}, in whose "
+            "place its whole model reads an image or a sound, and its text model something else: "
+            "leave it out of the prompt"
+        )
     strange = [token for token in prompt if not 0 <= token < target.vocab_size]
     if strange:
         raise BadInput(

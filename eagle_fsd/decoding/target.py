@@ -70,6 +70,8 @@ class Target:
         max_positions: see longest_text.
         dtype: of its hidden states and logits; its tables may be held in fewer bits.
         has_states: layers carry a state from token to token instead of keys and values.
+        placeholders: ids of a multimodal model that are no text, with their names in its config;
+            whoever loads its text model alone sets them.
         masks: masks(visible_NK, key_position_K, position_N) is layer_masks of this model.
     """
 
@@ -98,6 +100,7 @@ class Target:
         self.feature_layers = tuple(feature_layers)
         self.vocab_size: int = self.readout.lm_head.weight.shape[0]
         self.max_positions = longest_text(self.config)
+        self.placeholders: dict[int, str] = {}
         # layers of Llama 4 scale queries by where they stand, and ask the cache for that
         self._asks_positions = bool(getattr(self.config, "attn_temperature_tuning", False))
         devices = set((getattr(model, "hf_device_map", None) or {}).values())

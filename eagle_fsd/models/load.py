@@ -27,6 +27,8 @@ from eagle_fsd.heads.mtp_files import is_mtp, is_text, parse_name, read_mtp
 from eagle_fsd.models.assets import EMBEDDED_ASSET, EMBEDDED_TARGET, embedded_target
 from eagle_fsd.models.gguf import take_metadata
 from eagle_fsd.models.weights import (
+    PLACED,
+    PLACEHOLDERS,
     PREFIX,
     SHAPES,
     UNLOADABLE,
@@ -179,6 +181,12 @@ def load_target(
         feature_layers=feature_layers,
         keep_stock=keep_stock,
     )
+    if config.model_type in PLACED:
+        target.placeholders = {
+            value: name
+            for name, value in config.to_dict().items()
+            if PLACEHOLDERS.match(name) and isinstance(value, int)
+        }
     window, nearer = getattr(text, "sliding_window", None), target.masks.keywords["nearer"]
     if window and "sliding_attention" not in nearer and not hasattr(type(text), "sliding_window"):
         tell(
