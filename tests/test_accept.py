@@ -6,6 +6,8 @@ extras/tests/test_rivals.py.
 
 import itertools
 import math
+import random
+import re
 from dataclasses import fields, replace
 
 import pytest
@@ -25,6 +27,7 @@ from reference_accept import (
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy, accept, tabulate
+from eagle_fsd.decoding.columns import DRAFTS
 from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
 from eagle_fsd.decoding.verified import Guard, Rule, VerifiedTree
@@ -374,3 +377,101 @@ def test_a_threshold_that_can_never_pass_is_refused(name):
                 rule.check(GREEDY, part)
         else:
             rule.check(GREEDY, part)
+
+
+# --- what a plug-in may give ----------------------------------------------------------------------
+
+TWO_BRANCHES = DraftTree.from_parents([7, 1, 2, 3, 4], [0, 0, 0, 1, 3])
+
+
+class Chosen(Rule):
+    def __init__(self, path: object, tv: object = 0.0):
+        self.path, self.given_tv = path, tv
+
+    def choose(self, tree):
+        return self.path
+
+    def tv(self, tree, v):
+        return self.given_tv
+
+
+class Stepped(Chosen):
+    choose = Rule.choose
+
+    def step(self, tree, v):
+        return self.path
+
+
+ROUND = TWO_BRANCHES, torch.eye(11)[:5], torch.rand(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("path", "node"),
+    [
+        ([1, 3], "1"),  # without the root
+        ([0, 3], "3"),  # a grandchild
+        ([0, 1, 3, 1], "1"),  # backwards
+        ([0, 0], "0"),
+        ([0, 5], "5"),
+        ([0, -4], "-4"),
+        ([0, True], "True"),
+        ([0, 1.0], "1.0"),
+        ([0, None], "None"),
+        ([], "'[]'"),
+        (None, "'None'"),
+        (0, "'0'"),
+    ],
+)
+def test_a_path_that_is_none_is_told_by_its_rule_and_node(path, node):
+    """Bugs held down: such a path was emitted as it was, without a word."""
+    with pytest.raises(BadInput, match=f"rule Chosen goes to {re.escape(node)} where"):
+        accept(*ROUND, policy=Policy(Chosen(path)))
+
+
+@pytest.mark.parametrize("child", [0, 3, 5, -1, False, True, math.nan, [1], "1"])
+def test_a_step_that_leaves_the_tree_is_told_and_ends(child):
+    """Bug held down: one that returned its own node was asked for ever."""
+    with pytest.raises(BadInput, match=f"rule Stepped goes to {re.escape(repr(child))} where"):
+        accept(*ROUND, policy=Policy(Stepped(child)))
+
+
+def test_random_paths_are_right_or_told():
+    rng, right = random.Random(0), 0
+    for seed in range(400):
+        round_ = random_round(seed)
+        parents = round_[0].parent_N.tolist()
+        path = [0, *(rng.randrange(-1, len(parents) + 1) for _ in range(rng.randrange(3)))]
+        pairs = zip(path, path[1:], strict=False)
+        if all(0 < node < len(parents) and parents[node] == v for v, node in pairs):
+            right += 1
+            assert accept(*round_, policy=Policy(Chosen(path))).path == path
+        else:
+            with pytest.raises(BadInput, match="rule Chosen goes to"):
+                accept(*round_, policy=Policy(Chosen(path)))
+    assert 100 < right < 300
+
+
+@pytest.mark.parametrize("tv", [-3, 1.5, math.inf, None, "0", torch.tensor(0.5)])
+def test_a_tv_that_is_none_is_told_by_its_rule_and_node(tv):
+    with pytest.raises(BadInput, match="rule Chosen gives node 0 a tv of"):
+        accept(*ROUND, policy=Policy(Chosen([0, 1], tv)))
+
+
+def test_guards_columns_and_draws_are_looked_at(monkeypatch):
+    class Unsure(Guard):
+        def allows(self, tree, child):
+            return None
+
+    class Short(Stepped):
+        columns = ("short",)
+
+        def draw_exact(self, rows, uniform_M3):
+            return uniform_M3[:-1, 0].long()
+
+    with pytest.raises(BadInput, match="guard Unsure answers None for node [12]:"):
+        accept(*ROUND, policy=Policy(Fsd(INF), guards=(Unsure(),)))
+    monkeypatch.setitem(DRAFTS, "short", lambda rows: torch.zeros(3))
+    with pytest.raises(BadInput, match="column 'short' gives .*3.* of 4 numbers"):
+        accept(*ROUND, policy=Policy(Short(None)))
+    with pytest.raises(BadInput, match="draw_exact of rule Short gives .* of 3 numbers"):
+        accept(*ROUND, policy=Policy(Short(None), SamplingConfig(1.0)))

@@ -26,7 +26,9 @@ from tiny import tiny_head
 from tiny_folder import write_random_head, write_target
 from training_runs import convert
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.heads.files import read_head, write_head
+from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.models.load import load_head, load_target_config
 
 
@@ -115,6 +117,41 @@ def test_a_draft_vocabulary(folder, tmp_path, capsys, kind, token_R, rows, told)
     for key, tensor in full.named_parameters():
         wanted = tensor[rows] if key == "lm_head.weight" else tensor
         assert torch.equal(cut.state_dict()[key], wanted), key
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "whole"])
+@pytest.mark.parametrize("tokens", ["first", "all"])
+def test_a_draft_vocabulary_of_the_first_or_of_all_tokens_is_read_again(
+    folder, tmp_path, kind, tokens
+):
+    """Bugs held down: of EAGLE-1/2 what was written was refused as never filled in; of EAGLE-3
+    all tokens ended in an AttributeError."""
+    config = load_target_config(str(folder / "target"))
+    full = load_head(folder / kind, config)
+    every = [*range(258)] if full.draft_token_R is None else full.draft_token_R.tolist()
+    wanted = every if tokens == "all" else every[:4]
+    row = {"input_ids": [5, *wanted], "loss_mask": [0] + [1] * len(wanted)}
+    data = write_rows(tmp_path / "rows.jsonl", row)
+    paths = ("--head", folder / kind, "--output", tmp_path / "out", "--data", data)
+    convert(*paths, "--draft_vocab", len(wanted))
+    cut = load_head(tmp_path / "out", config)
+    if len(wanted) == 258:
+        assert cut.draft_token_R is None
+    else:
+        assert cut.draft_token_R.tolist() == wanted
+
+    convert("--check", tmp_path / "out", folder / "target")
+
+
+def test_an_eagle3_head_of_another_width_without_fc_is_refused(tmp_path):
+    """Bug held down: --check found nothing, and its first forward ended in a RuntimeError."""
+    with pytest.raises(BadInput, match="hidden_size 24 .* target_hidden_size 32.*without fc"):
+        HeadConfig(
+            head_type="eagle3",
+            hidden_size=24,
+            target_hidden_size=32,
+            use_aux_hidden_state=False,
+        )
 
 
 # --- --check --------------------------------------------------------------------------------------

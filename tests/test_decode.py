@@ -20,7 +20,7 @@ from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, answer_uniforms
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.tree import RootDrafter
+from eagle_fsd.decoding.tree import Drafter, DraftTree, RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter, head_drafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
 from eagle_fsd.models.generate import rescore
@@ -175,16 +175,66 @@ def test_a_head_whose_drafts_are_never_taken_is_told_once(capsys):
     assert not capsys.readouterr().err
 
 
+@pytest.mark.parametrize("keep", [0.0, 0.1])
 @pytest.mark.parametrize("samples", [False, True])
-def test_a_head_without_finite_logits_is_named(samples):
-    """As a target is. Bug held down: a head that overflows drafted nothing, without a word."""
+def test_a_head_without_finite_logits_is_named(samples, keep):
+    """As a target is. Bugs held down: a head that overflows drafted nothing, without a word; and
+    where `keep` prices trees, which dropped what is no number, still did."""
     target = tiny_target("llama")
     head = tiny_head(target)
     with torch.no_grad():
         head.layers[0].mlp.down_proj.weight *= 1e38
         head.layers[0].mlp.up_proj.weight *= 1e38
-    drafter = head_drafter(head, target, TreeConfig(5, 2, 3)).with_tree(
-        TreeConfig(5, 2, 3), samples=samples
-    )
+    tree = TreeConfig(5, 2, 3, keep=keep)
+    drafter = head_drafter(head, target, tree).with_tree(tree, samples=samples)
     with pytest.raises(BadInput, match="the head's logits are NaN or infinite in drafting"):
         run(target, drafter, prompt_tokens(9), temperature=0.7)
+
+
+class Given(Drafter):
+    """Trees of these parents, the root's token and then 1, 2, 3 and so on, but for a change."""
+
+    max_nodes = 4
+
+    def __init__(self, parents, changed=None, *, depth=2):
+        self.parents, self.changed, self.depth = parents, changed or {}, depth
+
+    def observe(self, features_TF, next_tokens, logits_NV=None):
+        self.root = next_tokens[-1]
+
+    def propose(self):
+        tokens = [self.root, *range(1, len(self.parents))]
+        for node, token in self.changed.items():
+            tokens[node] = token
+        rows = torch.tensor([tokens, self.parents, [-1] * len(tokens)])
+        return DraftTree(*rows, torch.empty(0, 0), max_depth=self.depth)
+
+
+class Nothing(Given):
+    def propose(self):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("drafter", "told"),
+    [
+        (Given([0, 0, 1], {0: 1}), "root, node 0, is token 1"),
+        (Given([0, 0, 2]), "node 2 is below node 2"),  # another root
+        (Given([1, 0, 1]), "node 0 is below node 1"),
+        (Given([0, 2, 0]), "node 1 is below node 2"),
+        (Given([0, 0, 0], {2: 1}), "node 1 has a sibling of the same token, 1"),
+        (Given([0, 0, 1, 2]), "max_depth 2 or max_children is less than 3"),
+        (Given([0, 0, 0, 0, 0]), "a tree of 5 nodes: more than its max_nodes, 4"),
+        (Given([0, 0], {1: 101}), "token 101: the target's are below 101"),
+        (Given([0, 0], {1: -1}), "token -1"),
+        (Nothing([0]), "None: return a DraftTree"),
+    ],
+)
+def test_a_tree_that_is_none_is_told_by_its_drafter_and_node(drafter, told):
+    """Bugs held down: with another root than the last token, or with two, `exact` wrote another
+    text than plain decoding, without a word."""
+    target, prompt = tiny_target("llama"), prompt_tokens(9)
+    right = run(target, Given([0, 0, 0, 2]), prompt).tokens
+    assert_same(target, prompt, right, by_generate(target, prompt))
+    with pytest.raises(BadInput, match=f"drafter {type(drafter).__name__} .*{told}"):
+        run(target, drafter, prompt)

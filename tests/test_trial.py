@@ -5,7 +5,8 @@ from functools import wraps
 
 import pytest
 import torch
-from tiny import FAMILIES, SIZES, random_model, tiny_head, tiny_target
+from reference_tree import largest_error, random_tree
+from tiny import FAMILIES, SIZES, prompt_tokens, random_model, tiny_head, tiny_target
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
@@ -144,3 +145,23 @@ def test_a_model_in_use_is_left_as_it_is_and_reduced_precision_is_no_fault():
         check_target(Target(random_model(FAMILIES["llama"](), seed=0)))
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
+UNREAD = {"window": {}, "types": {"layer_types": TYPES}, "off": {"use_sliding_window": False}}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("keys", UNREAD)
+@pytest.mark.parametrize("family", ["llama", "glm4", "granite", "olmo2", "mistral", "qwen2"])
+def test_masks_are_those_of_the_layers_whatever_the_config_names(family, keys):
+    """Bugs held down: a `sliding_window` that no layer of the family reads narrowed the masks of
+    draft trees; `layer_types` made of them a dict, which such layers do not take; and windows of
+    Mistral, whose layers read no types, went by these."""
+    config = AutoConfig.for_model(family, **SIZES, sliding_window=4, **UNREAD[keys])
+    if family == "qwen2" and keys == "types":  # it reads both, and has no window if not told so
+        with pytest.raises(BadInput, match="sliding_window is None"):
+            checked_target(lambda: random_model(config, seed=0), [STOCK])
+        return
+    target = checked_target(lambda: random_model(config, seed=0), [STOCK])
+    assert largest_error(target, prompt_tokens(11), random_tree(1)) < 1e-4

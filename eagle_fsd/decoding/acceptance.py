@@ -9,10 +9,11 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Real
 
 import torch
 
-from eagle_fsd.config import SamplingConfig, check_known
+from eagle_fsd.config import BadInput, SamplingConfig, check_known
 from eagle_fsd.decoding.columns import DRAFTS, PLACES, Rows
 from eagle_fsd.decoding.divergence import DIVERGENCES
 from eagle_fsd.decoding.sampling import no_numbers
@@ -89,14 +90,20 @@ def accept(
     policy: Policy,
     stop_token_ids: Collection[int] = (),
     answer: Sequence[int] = (),
+    drafter: Drafter | None = None,
 ) -> Acceptance:
     """Choose the accepted path, and say what is emitted along it and what that costs. The policy is
-    the answer's own (Policy.begin); for the other arguments see tabulate. BadInput: the target's
-    logits are no numbers after a node of the accepted path."""
+    the answer's own (Policy.begin); a drafter is told where its tree is none, if it is given; for
+    the other arguments see tabulate. BadInput: the target's logits are no numbers after a node of
+    the accepted path; or what a plug-in may have made is no path, tree, column, TV or answer."""
     rule = policy.rule
     given = tree, target_logits_NV, uniform_S3, policy
     verified = tabulate(*given, stop_token_ids=stop_token_ids, answer=answer)
-    path = rule.choose(verified)
+    if drafter is not None:
+        _check_tree(tree, verified, drafter)
+    chosen = rule.choose(verified)
+    chosen = chosen if isinstance(chosen, Sequence) and chosen else [repr(chosen)]  # no root
+    path = [verified.check_node(rule, *pair) for pair in zip([None, *chosen], chosen, strict=False)]
     tokens, fuzzy_flags, divergences, tvs, regrets = [], [], [], [], []
     # above temperature 0 a guard that reads the exact token leaves the emitted distribution unknown
     tv_is_known = verified.greedy or not any(guard.reads_exact_token for guard in policy.guards)
@@ -114,6 +121,9 @@ def accept(
             if policy.divergence is not None:
                 divergence = verified.value(policy.divergence, v)
             tv = rule.tv(verified, v) if tv_is_known else math.nan
+            if not isinstance(tv, Real) or not (math.isnan(tv) or -1e-3 < tv < 1.001):
+                whose = f"rule {type(rule).__name__} gives node {v} a tv of {tv!r:.50}"
+                raise BadInput(f"{whose}: it is 0 to 1, or NaN where it is not known")
             if verified.greedy and math.isnan(tv):  # a rule that draws nothing
                 tv = float(fuzzy)
         tokens.append(token)
@@ -122,6 +132,25 @@ def accept(
         tvs.append(tv)
         regrets.append(regret)
     return Acceptance(path, tokens, fuzzy_flags, divergences, tvs, regrets)
+
+
+def _check_tree(tree: DraftTree, verified: VerifiedTree, drafter: Drafter) -> None:
+    """Whether a drafter's tree is what DraftTree says, by the numbers that the host has of it."""
+    tokens, parents, told = verified.tokens, verified.parents, ""
+    orphans = [node for node, parent in enumerate(parents) if not 0 <= parent < max(node, 1)]
+    last = {pair: node for node, pair in enumerate(zip(parents, tokens, strict=True)) if node}
+    deepest, most = max(verified.depths), max(map(len, verified.children))
+    if verified.answer and tokens[0] != verified.answer[-1]:
+        told = f"root, node 0, is token {tokens[0]}, and the last observed is {verified.answer[-1]}"
+    elif orphans:
+        told = f"node {orphans[0]} is below node {parents[orphans[0]]}, which is not before it"
+    elif len(last) < len(tokens) - 1:
+        twin = min({*range(1, len(tokens))} - {*last.values()})
+        told = f"node {twin} has a sibling of the same token, {tokens[twin]}"
+    elif deepest > tree.max_depth or most > (tree.max_children or most):
+        told = f"max_depth {tree.max_depth} or max_children is less than {deepest} and {most}"
+    if told:
+        raise BadInput(f"drafter {type(drafter).__name__} gives a tree whose {told}: see DraftTree")
 
 
 def tabulate(
@@ -164,6 +193,7 @@ def tabulate(
         if sampling.temperature == 0:  # the largest logit is the token's own
             return rows, rows.argmax_M, rows.best_M - rows.best_M
         token_M = policy.rule.draw_exact(rows, uniform_N3[node_M])
+        _check_tensor(f"draw_exact of rule {type(policy.rule).__name__}", token_M, len(node_M))
         return rows, token_M, rows.best_M - rows.target_MV.gather(1, token_M[:, None])[:, 0]
 
     # 1. Which rows: on a CPU those with drafts behind them, a third to a half of all. On another
@@ -176,7 +206,9 @@ def tabulate(
     #    float64.
     rows, exact_M, regret_M = look_at(node_M, parent_C, token_C)
     table = [tree.token_N, tree.parent_N, node_M, exact_M, regret_M]
-    table += [(PLACES | DRAFTS)[name](rows) for name in policy.columns]
+    for name in policy.columns:
+        table.append((PLACES | DRAFTS)[name](rows))
+        _check_tensor(f"column {name!r}", table[-1], len(node_M) if name in PLACES else N - 1)
     numbers = torch.cat([part.double() for part in table]).cpu()
     parts = numbers.split([len(part) for part in table])
     # 3. By node: a place's number by the place, of those with drafts alone on every device; a
@@ -207,3 +239,10 @@ def tabulate(
         stop_token_ids=stop_token_ids,
         answer=answer,
     )
+
+
+def _check_tensor(whose: str, values: object, count: int) -> None:
+    """That there is a number for each; a device need not be waited for."""
+    if not isinstance(values, torch.Tensor) or values.shape != (count,):
+        got = getattr(values, "shape", type(values).__name__)
+        raise BadInput(f"{whose} gives {got} where a tensor of {count} numbers is wanted")

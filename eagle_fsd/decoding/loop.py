@@ -15,7 +15,7 @@ from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.answer import Generation, Round
 from eagle_fsd.decoding.sampling import draw, uniforms
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.tree import Drafter
+from eagle_fsd.decoding.tree import Drafter, DraftTree
 from eagle_fsd.decoding.verified import UNIFORMS
 
 
@@ -48,6 +48,7 @@ def decode_rounds(
             assert cache.committed == len(prompt) + len(answer) - 1  # the root has not been run
             # 1. Propose: the drafter grows a tree below the root.
             tree = drafter.propose()
+            check_proposed(target, drafter, tree)
             # 2. Verify: the target runs all of its nodes in one forward.
             logits_NV, features_NF = target.verify(cache, tree)
             # 3. Accept: the rule chooses a path, which emits as many tokens as it has nodes.
@@ -58,6 +59,7 @@ def decode_rounds(
                 policy=policy,
                 stop_token_ids=stop.token_ids,
                 answer=answer,
+                drafter=drafter,
             )
             # 4. Commit: the path is kept; the last token that it emits is the next tree's root.
             # (copies of up to 64 KB to a CUDA device return at once: its programming guide)
@@ -147,7 +149,28 @@ def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> No
         )
 
 
+def check_proposed(target: Target, drafter: Drafter, tree: DraftTree) -> None:
+    """Refuse what could not even be run, of a drafter that may be a plug-in's; `accept` looks at
+    the tree itself, when its numbers have reached the host."""
+    told, most = "", drafter.max_nodes
+    if not isinstance(tree, DraftTree):
+        told = f"{tree!r:.50}: return a DraftTree from its `propose`"
+    elif tree.size > most:
+        told = f"a tree of {tree.size} nodes: more than its max_nodes, {most}"
+    elif tree.token_N.device.type == "cpu":  # elsewhere they would have to be waited for
+        strange = [token for token in tree.token_N.tolist() if not 0 <= token < target.vocab_size]
+        told = f"token {strange[0]}: the target's are below {target.vocab_size}" if strange else ""
+    if told:
+        raise BadInput(f"drafter {type(drafter).__name__} proposes {told}")
+
+
 def check_tokens(target: Target, prompt: Sequence[int]) -> None:
+    if placed := [token for token in prompt if token in target.placeholders]:
+        raise BadInput(
+            f"prompt token {placed[0]} is the target's {target.placeholders[placed[0]]}, in whose "
+            "place its whole model reads an image or a sound, and its text model something else: "
+            "leave it out of the prompt"
+        )
     strange = [token for token in prompt if not 0 <= token < target.vocab_size]
     if strange:
         raise BadInput(

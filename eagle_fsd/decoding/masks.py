@@ -3,14 +3,20 @@
 Axes: N nodes, K keys, which are rows of the cache.
 """
 
+import inspect
 import sys
 
 import torch
 from torch import nn
 from tqdm import tqdm
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 Masks = torch.Tensor | dict[str, torch.Tensor]
+# Layers that see less than all of the text before, and what transformers' forwards make masks by
+NEARER = {
+    "sliding_attention": "create_sliding_window_causal_mask",
+    "chunked_attention": "create_chunked_causal_mask",
+}
 
 
 def leave_cudnn_attention(device: torch.device) -> None:
@@ -41,33 +47,47 @@ def additive_mask(visible_NK: torch.Tensor, dtype: torch.dtype, repeats: int) ->
     return mask_NK.expand(repeats, -1, -1).reshape(1, 1, -1, mask_NK.shape[1])[..., :K]
 
 
+def nearer_masks(body: PreTrainedModel) -> dict[str, bool]:
+    """Types of layers that see less than all of the text before, of those whose masks transformers'
+    own forward of the family makes; and whether `layer_types` says which layers are such, or all
+    are. The config does not tell: it may have keys that no layer of its family reads."""
+    body = getattr(body, "_orig_mod", body)  # what torch.compile wraps
+    source = inspect.getsource(inspect.unwrap(type(body).forward))
+    return {kind: f'"{kind}"' in source for kind, name in NEARER.items() if name in source}
+
+
 def layer_masks(
     config: PretrainedConfig,
     visible_NK: torch.Tensor,
     key_position_K: torch.Tensor,
     position_N: torch.Tensor,
     *,
+    nearer: dict[str, bool],
     dtype: torch.dtype,
     repeats: int,
 ) -> Masks:
-    """Masks for a model's layers, from what each node may see but for windows and chunks. Keys may
-    have a position for each node, [N, K].
+    """Masks for a model's layers, from what each node may see but for windows and chunks; `nearer`
+    is what nearer_masks says of the model. Keys may have a position for each node, [N, K].
 
     Models whose `layer_types` name layers that slide, or that see their own chunk of the text
-    alone, take a dict of masks by type. Models with a window and without types take one mask, with
-    the window added here because transformers leaves a 4-D mask as it is.
+    alone, take a dict of masks by type. Models with a window for all layers take one mask, with the
+    window added here because transformers leaves a 4-D mask as it is.
     """
     types = set(getattr(config, "layer_types", None) or [])
     window = getattr(config, "sliding_window", None)
     near_NK = {"full_attention": visible_NK}
-    if window is not None and (not types or "sliding_attention" in types):
+    if window is not None and _applies("sliding_attention", nearer, types):
         in_window_NK = key_position_K > position_N[:, None] - window
         near_NK["sliding_attention"] = visible_NK & in_window_NK
-    if "chunked_attention" in types:
+    if _applies("chunked_attention", nearer, types):
         chunk = config.attention_chunk_size
         in_chunk_NK = key_position_K // chunk == position_N[:, None] // chunk
         near_NK["chunked_attention"] = visible_NK & in_chunk_NK
-    if not types or len(near_NK) == 1:
+    if len(near_NK) == 1 or not any(nearer.values()):
         _, seen_NK = near_NK.popitem()  # the last that was added
         return additive_mask(seen_NK, dtype, repeats)
     return {kind: additive_mask(seen, dtype, repeats) for kind, seen in near_NK.items()}
+
+
+def _applies(kind: str, nearer: dict[str, bool], types: set[str]) -> bool:
+    return kind in nearer and (kind in types or not nearer[kind])

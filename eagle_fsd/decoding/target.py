@@ -20,7 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.engine import STOCK, Engine
-from eagle_fsd.decoding.masks import layer_masks, leave_cudnn_attention
+from eagle_fsd.decoding.masks import layer_masks, leave_cudnn_attention, nearer_masks
 from eagle_fsd.decoding.readout import Readout
 from eagle_fsd.decoding.sampling import no_numbers
 from eagle_fsd.decoding.tree import DraftTree
@@ -70,6 +70,8 @@ class Target:
         max_positions: see longest_text.
         dtype: of its hidden states and logits; its tables may be held in fewer bits.
         has_states: layers carry a state from token to token instead of keys and values.
+        placeholders: ids of a multimodal model that are no text, with their names in its config;
+            whoever loads its text model alone sets them.
         masks: masks(visible_NK, key_position_K, position_N) is layer_masks of this model.
     """
 
@@ -98,6 +100,7 @@ class Target:
         self.feature_layers = tuple(feature_layers)
         self.vocab_size: int = self.readout.lm_head.weight.shape[0]
         self.max_positions = longest_text(self.config)
+        self.placeholders: dict[int, str] = {}
         # layers of Llama 4 scale queries by where they stand, and ask the cache for that
         self._asks_positions = bool(getattr(self.config, "attn_temperature_tuning", False))
         devices = set((getattr(model, "hf_device_map", None) or {}).values())
@@ -115,7 +118,8 @@ class Target:
             engine.shrink(model, self.readout.read)
         self.embed_tokens: nn.Module = model.get_input_embeddings()
         repeats = engine.mask_repeats(text_config(rebuilt.config))
-        self.masks = partial(layer_masks, self.config, dtype=self.dtype, repeats=repeats)
+        known = {"nearer": nearer_masks(text_body(model)), "dtype": self.dtype, "repeats": repeats}
+        self.masks = partial(layer_masks, self.config, **known)
         self._step = engine.wrap(self.run)  # `run`, as the engine may compile it for trees
 
     def first_layers(self, count: int) -> "Target":

@@ -16,6 +16,7 @@ Axes: M places whose rows are looked at.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from numbers import Integral
 from typing import ClassVar, TypeVar
 
 import torch
@@ -110,8 +111,26 @@ class VerifiedTree:
             child
             for child in self.children[v]
             if ("supported" not in self.values or self.value("supported", child))
-            and all(guard.allows(self, child) for guard in self._guards)
+            and all(self._allows(guard, child) for guard in self._guards)
         ]
+
+    def _allows(self, guard: "Guard", child: int) -> bool:
+        allowed = guard.allows(self, child)
+        if not (allowed == 0 or allowed == 1):
+            told = f"guard {type(guard).__name__} answers {allowed!r:.50} for node {child}"
+            raise BadInput(f"{told}: it allows a draft by True or False")
+        return bool(allowed)
+
+    def check_node(self, rule: "Rule", v: int | None, node: object) -> int:
+        """The node, which a rule puts on its path behind v; None: as its first. BadInput names the
+        rule and a node that is not a child of v, or not the root."""
+        known = isinstance(node, Integral) and not isinstance(node, bool)
+        known = known and 0 <= node < len(self.tokens) and self.parents[node] == (v or 0)
+        if not known or (node == 0) != (v is None):
+            wanted = "the root, 0" if v is None else f"a child of node {v}"
+            told = f"rule {type(rule).__name__} goes to {node!r:.50} where it needs {wanted}"
+            raise BadInput(f"{told}: it goes from the root down, child by child")
+        return int(node)
 
     def ancestors(self, v: int) -> list[int]:
         """The drafts from below the root down to v, itself the last; none for the root."""
@@ -186,8 +205,8 @@ class Rule:
     def choose(self, tree: VerifiedTree) -> Path:
         path, child = [0], self.step(tree, 0)
         while child is not None:
-            path.append(child)
-            child = self.step(tree, child)
+            path.append(tree.check_node(self, path[-1], child))  # or it might go on for ever
+            child = self.step(tree, path[-1])
         return path
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:

@@ -128,7 +128,8 @@ class TreeGrower:
         ranked = score_P[1:].sort(descending=True, stable=True)
         most = shape.config.num_draft_tokens
         if shape.least_score is not None:  # the best come first, so that these are connected too
-            most = min(most, (ranked.values >= shape.least_score).sum().item())
+            # a NaN, ranked above all numbers, is kept: it is told in the drafter
+            most = min(most, (ranked.values < shape.least_score).logical_not().sum().item())
         keep_M = 1 + ranked.indices[:most].sort().values
         pool_N = torch.cat([shape.root_1, keep_M])
         row_E = shape.row_E[: len(expanded_E)]

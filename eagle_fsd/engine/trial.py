@@ -27,6 +27,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from eagle_fsd.config import BadInput, one_line
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.engine import Engine
+from eagle_fsd.decoding.masks import nearer_masks
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.engine.attention import sharing_copy
@@ -37,6 +38,7 @@ from eagle_fsd.families import (
     text_body,
     text_config,
 )
+from eagle_fsd.recurrent.kinds import layer_types
 from eagle_fsd.versions import told_versions
 
 PROMPT, SINGLES = 12, 2  # tokens of the text in front of the tree
@@ -80,6 +82,20 @@ class Trial:
         """Of a stock model. BadInput: its family is not supported, or cannot be run."""
         check_supported(model.config)
         config, V = text_config(model.config), model.get_output_embeddings().weight.shape[0]
+        window, types = getattr(config, "sliding_window", None), layer_types(config)
+        nearer, own = nearer_masks(text_body(model)), hasattr(type(config), "sliding_window")
+        if window and own and not types and "sliding_attention" not in nearer:
+            raise _unsupported(
+                config,
+                f"their masks lack the sliding_window of their config ({window}), by which the "
+                "cache of transformers' generate goes: which of two texts is theirs is not known",
+            )
+        if nearer.get("sliding_attention") and "sliding_attention" in types and not window:
+            raise BadInput(
+                "the target's config names layers of sliding_attention in layer_types, and no "
+                f"window for them (sliding_window is {window}; use_sliding_window false clears "
+                "it): set either of the two right"
+            )
         if "position_ids" not in inspect.signature(text_body(model).forward).parameters:
             raise _unsupported(
                 config, "they take no position_ids, so the nodes of a draft tree cannot be placed"

@@ -68,7 +68,9 @@ class DraftHead(nn.Module):
         return self.d2t + torch.arange(self.d2t.shape[0], device=self.d2t.device)
 
     def set_draft_tokens(self, token_R: torch.Tensor) -> None:
-        """Of ascending ids of the target, int64 [R]."""
+        """Of ascending ids of the target, int64 [R]; of all of them there is nothing to be set."""
+        if self.d2t is None:
+            return
         self.d2t.copy_(token_R - torch.arange(len(token_R), device=token_R.device))
         if hasattr(self, "t2d"):
             self.t2d.zero_()[token_R] = True

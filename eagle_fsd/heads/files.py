@@ -133,7 +133,12 @@ def _stored_config(path: Path, target_layers: int) -> tuple[str, HeadConfig, lis
 
 def write_head(folder: str | Path, head: DraftHead, *, reader: str = "") -> None:
     """As model.safetensors and config.json, each in one rename. `reader`: see layouts.to_json."""
-    write_files(folder, head.state_dict(), to_json(head.config, reader))
+    tensors = head.state_dict()
+    if head.d2t is not None and not head.d2t.any():
+        # the first tokens: a d2t of zeros is taken for one never filled in where no t2d says so
+        marked_V = torch.arange(head.config.vocab_size) < len(head.d2t)
+        tensors.setdefault("t2d", marked_V)
+    write_files(folder, tensors, to_json(head.config, reader))
 
 
 def write_files(folder: str | Path, tensors: dict[str, torch.Tensor], values: dict) -> None:

@@ -60,14 +60,20 @@ class HeadConfig(LlamaConfig):
             self.head_dim = None
         if self.own_lm_head is None:
             self.own_lm_head = self.eagle3
+        if self.draft_vocab_size == self.vocab_size:
+            self.draft_vocab_size = None  # ids pass through: d2t and t2d say nothing
         if self.eagle3:
             self.bias = False
-            if self.draft_vocab_size == self.vocab_size:
-                self.draft_vocab_size = None  # ids pass through: d2t and t2d say nothing
         if self.target_hidden_size == self.hidden_size:
             self.target_hidden_size = None
         if self.target_hidden_size:
             self.own_embedding = True
+        if self.eagle3 and self.target_hidden_size and not self.use_aux_hidden_state:
+            raise BadInput(
+                f"hidden_size {self.hidden_size} is another than target_hidden_size "
+                f"{self.target_hidden_size}, and without fc (use_aux_hidden_state false) nothing "
+                "leads from one to the other: set the two alike, or give a head with fc"
+            )
         if (self.draft_vocab_size or 0) > self.vocab_size:
             raise BadInput(
                 f"draft_vocab_size {self.draft_vocab_size} must be less than vocab_size "

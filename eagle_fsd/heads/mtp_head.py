@@ -75,7 +75,8 @@ def counted_layers(config: PretrainedConfig) -> int:
 def without_mtp(keys: Iterable[str], config: PretrainedConfig) -> list[str]:
     """Keys of a checkpoint that are no MTP layer's, which has a projection: a decoder layer that is
     merely one more than the config counts has none."""
-    keys, named, first = list(keys), FAMILIES.get(config.model_type), config.num_hidden_layers
+    keys, named = list(keys), FAMILIES.get(config.model_type)
+    first = config.num_hidden_layers if named else 0  # some other families have no such setting
     for n in range(first, first + counted_layers(config)) if named else ():
         if named["eh_proj"].format(n=n) in keys:
             keys = [key for key in keys if not key.startswith(named[""].format(n=n))]

@@ -26,7 +26,10 @@ from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.files import head_folder, read_head
 from eagle_fsd.heads.mtp_files import is_mtp, is_text, parse_name, read_mtp
 from eagle_fsd.models.assets import EMBEDDED_ASSET, EMBEDDED_TARGET, embedded_target
+from eagle_fsd.models.gguf import take_metadata
 from eagle_fsd.models.weights import (
+    PLACED,
+    PLACEHOLDERS,
     PREFIX,
     SHAPES,
     UNLOADABLE,
@@ -71,6 +74,8 @@ def _whole_config(name: str) -> PretrainedConfig:
             f"target {name!r} has no config that transformers reads ({reason(error)}): give a "
             "folder with config.json, a .gguf file or a hub id"
         ) from error
+    if "gguf_file" in options:
+        take_metadata(config, Path(path, options["gguf_file"]))
     check_supported(config)
     class_to_load(config)
     return config
@@ -180,6 +185,19 @@ def load_target(
     if device != "cpu" and not drafts:
         repeats = target.masks.keywords["repeats"]
         tell(f"engine {target.engine.name}: {told_exchanges(target._body, repeats)}")
+    if config.model_type in PLACED:
+        target.placeholders = {
+            value: name
+            for name, value in config.to_dict().items()
+            if PLACEHOLDERS.match(name) and isinstance(value, int)
+        }
+    window, nearer = getattr(text, "sliding_window", None), target.masks.keywords["nearer"]
+    if window and "sliding_attention" not in nearer and not hasattr(type(text), "sliding_window"):
+        tell(
+            f"eagle_fsd: target {name!r} has sliding_window {window} in its config, which no layer "
+            f"of type {text.model_type!r} reads: each token sees the whole text before it (the "
+            "cache of transformers' generate goes by that key, so its text may be another)"
+        )
     if target.left_out and not drafts:
         defaults = ", ".join(f"{key}={value!r:.50}" for key, value in target.left_out.items())
         tell(

@@ -13,6 +13,7 @@ Random weights are named where others are: target `random:llama-3.1-8b` or
 
 import copy
 import pickle
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -51,6 +52,10 @@ PREFIXES = {
 # transformers' whole models of these families leave out the factor of the logits that their text
 # models have (Cohere's logit_scale): which of the two distributions is right is not known here.
 WITHOUT_FACTOR = ("aya_vision", "cohere2_vision")
+# In these the whole model reads something else than the embedding of the tokens that images and
+# sounds stand in for, even where a prompt has no image; and what configs call such tokens.
+PLACED = ("gemma3n", "gemma4", "gemma4_unified")
+PLACEHOLDERS = re.compile("(image|video|audio)_token_id$")
 AutoClass = type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]
 PREFIX = "random:"
 # Where they differ from transformers' defaults, but for what has no part in the size or the time of
