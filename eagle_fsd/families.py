@@ -142,6 +142,11 @@ def check_supported(config: PretrainedConfig) -> None:
             f"verified with {', '.join(LAYER_TYPES)} layers only"
         )
     # 3. Its positions.
+    if longest_text(config) < 1:
+        raise BadInput(
+            f"the target's config says {longest_text(config)} positions "
+            "(max_position_embeddings): set it to the longest text that the model was made for"
+        )
     for part in rope_parts(config):
         check_rope(part, f"target of type {kind!r}")
 

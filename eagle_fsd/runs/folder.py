@@ -27,6 +27,10 @@ from eagle_fsd.runs.provenance import describe_run, without_checkout
 PATIENCE = timedelta(days=30)  # the shortest share of a run may wait this long for the longest
 
 
+# What a launcher sets beside WORLD_SIZE
+GROUP = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
 def launched_processes() -> int:
     """How many a launcher has started; 1 without one."""
     return int(os.environ.get("WORLD_SIZE", "1"))
@@ -57,6 +61,12 @@ class Processes:
         check_launched(device)
         if launched_processes() < 2:
             return cls()
+        if lacking := [name for name in GROUP if name not in os.environ]:
+            raise BadInput(
+                f"the environment has WORLD_SIZE {launched_processes()} and no "
+                f"{' or '.join(lacking)}: start the command by accelerate launch or torchrun, "
+                "which set them all, or unset WORLD_SIZE for a single process"
+            )
         from accelerate import PartialState
 
         state = PartialState(cpu=not device.startswith("cuda"), timeout=PATIENCE)
