@@ -22,7 +22,6 @@ from eagle_fsd.thoughts import thought_length, thought_marks
 
 # set into a special token that a text spells out; Unicode keeps it for uses like this
 BREAK = "\ufdd0"
-MARK = "Sentinel7341"  # the content of a message in a rendering that is taken apart
 # A chat template is a program that a target brings along. It refuses messages or is broken:
 # raise_exception, undefined names and syntax; and what Python says of its other expressions
 TEMPLATE_ERRORS = (TemplateError, *UNREADABLE)
@@ -154,16 +153,35 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, begins: bool = Fals
     token."""
     if BREAK not in text:
         return tokenizer(text, add_special_tokens=begins).input_ids
-    ids = []
+    ids, before = [], ""
     # special tokens part texts for a tokenizer anyhow, with the white space that they take in
     parts = re.split(f"({_control(tokenizer, spaces=True)})(?!{BREAK})", text)
     for spelt_out, run in groupby(parts, key=lambda part: BREAK in part):
         part = "".join(run).replace(BREAK, "")
-        encoded = tokenizer(
-            part, add_special_tokens=begins and not ids, split_special_tokens=spelt_out
-        )
-        ids += encoded.input_ids
+        if spelt_out and ids:
+            ids += _behind_special(tokenizer, part, before)
+        else:
+            encoded = tokenizer(
+                part, add_special_tokens=begins and not ids, split_special_tokens=spelt_out
+            )
+            ids += encoded.input_ids
+        before = part
     return ids
+
+
+def _behind_special(tokenizer: PreTrainedTokenizerBase, text: str, before: str) -> list[int]:
+    """Token ids of a text that spells out special tokens and stands behind one, the last of
+    `before`. Many tokenizers encode it as where a text begins. Those that put a space before a
+    text's first word alone, as Llama's, put it before something else here, which is cut off."""
+    alone = tokenizer("x", add_special_tokens=False).input_ids
+    behind = tokenizer(before + "x", add_special_tokens=False).input_ids
+    lead = "" if behind[-len(alone) :] == alone else BREAK
+    # its bytes, or the unknown token, which no tokenizer joins with what follows
+    skipped, ids = (
+        tokenizer(part, add_special_tokens=False, split_special_tokens=True).input_ids
+        for part in (lead, lead + text)
+    )
+    return ids[len(skipped) :]
 
 
 def _control(tokenizer: PreTrainedTokenizerBase, *, spaces: bool = False) -> str:
@@ -206,13 +224,24 @@ def turn_ends(
         template = fastchat_template(conv_template)
         strings, asked = each_string(template.stop_str or ()), template.stop_token_ids or ()
     elif not generate_ends:
-        talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": MARK}]
+        mark = new_mark(str(tokenizer.chat_template))
+        talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": mark}]
         with suppress(BadInput):  # no template, or one that takes no answer
             text = render(tokenizer, talk, answer_next=False)
-            own += first_special(tokenizer, text.rpartition(MARK)[2])
+            _, said, after = text.rpartition(mark)
+            own += first_special(tokenizer, after) if said else ()
     ids = tuple(dict.fromkeys([*eos_token_ids, *asked, *own]))
     added = [token for token in dict.fromkeys(own) if token not in eos_token_ids]
     return TurnEnds(ids, strings, tuple(map(tokenizer.decode, added)))
+
+
+def new_mark(*texts: str) -> str:
+    """The content of a message by which a rendering is taken apart: one that none of the texts
+    around it holds."""
+    mark = "Sentinel7341"
+    while any(mark in text for text in texts):
+        mark += "1"
+    return mark
 
 
 def first_special(tokenizer: PreTrainedTokenizerBase, text: str) -> set[int]:
