@@ -5,14 +5,18 @@ Special tokens that a text spells out, as a question about `<|im_end|>` does, ar
 that a template writes, so that no text ends a turn or begins one.
 """
 
+import inspect
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from itertools import groupby
+from string import ascii_letters
 from typing import NamedTuple
 
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError
+from jinja2.meta import find_undeclared_variables
 from transformers import PreTrainedTokenizerBase
 
 from eagle_fsd.config import BadInput, check_known, one_line
@@ -25,6 +29,18 @@ BREAK = "\ufdd0"
 # A chat template is a program that a target brings along. It refuses messages or is broken:
 # raise_exception, undefined names and syntax; and what Python says of its other expressions
 TEMPLATE_ERRORS = (TemplateError, *UNREADABLE)
+# A template asks strftime_now for the date, which transformers answers by the clock, and takes no
+# function in its place. So a macro of that name stands before the template, with what each of a
+# date's directives says. (The line breaks behind blocks are trimmed.)
+FIXED_DATE = """{%%- set fixed_date = %r %%}
+{%%- macro strftime_now(format) -%%}
+{%%- set filled = namespace(text=format) -%%}
+{%%- for directive, text in fixed_date -%%}
+{%%- set filled.text = filled.text | replace(directive, text) -%%}
+{%%- endfor -%%}
+{{- filled.text -}}
+{%%- endmacro %%}
+"""
 
 
 def prompt_ids(
@@ -111,6 +127,45 @@ def fastchat_template(name: str):
     known = [key for key, template in conv_templates.items() if template.sep_style is not None]
     check_known("conv_template", name, known)
     return get_conv_template(name)
+
+
+def settle_template(
+    tokenizer: PreTrainedTokenizerBase,
+    settings: Mapping[str, object] | None = None,
+    *,
+    date: datetime | None = None,
+    conv_template: str = "",
+) -> None:
+    """Write into the tokenizer's chat template what it reads beside the messages: settings by their
+    names, as transformers' chat_template_kwargs, and the date of its strftime_now (None: the
+    clock's). BadInput: it reads no setting of that name."""
+    settings = settings or {}
+    if settings and conv_template:
+        raise BadInput(
+            f"template_settings {settings!r:.200} are of the target's own chat template, and "
+            f"conv_template {conv_template!r} stands in its place: leave one of them out"
+        )
+    # what every conversation brings along, and what any template may call
+    syntax = Environment(extensions=["jinja2.ext.loopcontrols"])
+    own = {"messages", "raise_exception", "strftime_now", *syntax.globals}
+    own |= {*inspect.signature(tokenizer.apply_chat_template).parameters}
+    template, read = "", {*settings}
+    with suppress(*TEMPLATE_ERRORS):  # rendering tells of a template that is broken or not there
+        template = tokenizer.get_chat_template()
+        parsed = syntax.parse(re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template))
+        read = find_undeclared_variables(parsed)
+    if unread := sorted(settings.keys() - (read - own)):
+        known = sorted(read - own - {*tokenizer.special_tokens_map})
+        raise BadInput(
+            f"template_settings {', '.join(unread)}: no setting of this target's chat template, "
+            f"which reads {', '.join(known) or 'none'}: leave it out"
+        )
+    before = [f"{{%- set {name} = {value!r} %}}\n" for name, value in settings.items()]
+    if date and "strftime_now" in template:
+        names = [f"%{flag}{letter}" for flag in ("", "-") for letter in ascii_letters]
+        before.append(FIXED_DATE % [*((name, date.strftime(name)) for name in names), ("%%", "%")])
+    if template and before:
+        tokenizer.chat_template = "".join(before) + template
 
 
 # --- special tokens in texts ----------------------------------------------------------------------
