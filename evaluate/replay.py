@@ -74,7 +74,7 @@ def run_replay(options: ReplayOptions) -> None:
     questions = asked(options)
     chat = {"conv_template": options.conv_template, "system": options.system or ""}
     template_settings = read_template_settings(options.template_settings)
-    check_chat(options.target, template_settings=template_settings, **chat)
+    check_chat(options.target, settings=template_settings, **chat)
     config = load.load_target_config(options.target)
     heads = {name: load.load_head(name, config, target=options.target) for name in options.heads}
     # distinguished by their weights: a head that was trained on since is another one

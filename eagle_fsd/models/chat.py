@@ -140,25 +140,21 @@ def settle_template(
     names, as transformers' chat_template_kwargs, and the date of its strftime_now (None: the
     clock's). BadInput: it reads no setting of that name."""
     settings = settings or {}
-    if settings and conv_template:
-        raise BadInput(
-            f"template_settings {settings!r:.200} are of the target's own chat template, and "
-            f"conv_template {conv_template!r} stands in its place: leave one of them out"
-        )
     # what every conversation brings along, and what any template may call
     syntax = Environment(extensions=["jinja2.ext.loopcontrols"])
     own = {"messages", "raise_exception", "strftime_now", *syntax.globals}
     own |= {*inspect.signature(tokenizer.apply_chat_template).parameters}
-    template, read = "", {*settings}
+    where = f"conv_template {conv_template!r}" if conv_template else "the target's chat template"
+    template, read = "", set() if conv_template else {*settings}
     with suppress(*TEMPLATE_ERRORS):  # rendering tells of a template that is broken or not there
         template = tokenizer.get_chat_template()
         parsed = syntax.parse(re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template))
-        read = find_undeclared_variables(parsed)
+        read = set() if conv_template else find_undeclared_variables(parsed)
     if unread := sorted(settings.keys() - (read - own)):
         known = sorted(read - own - {*tokenizer.special_tokens_map})
         raise BadInput(
-            f"template_settings {', '.join(unread)}: no setting of this target's chat template, "
-            f"which reads {', '.join(known) or 'none'}: leave it out"
+            f"template_settings {', '.join(unread)}: no setting of {where}, which reads "
+            f"{', '.join(known) or 'none'}: leave it out"
         )
     before = [f"{{%- set {name} = {value!r} %}}\n" for name, value in settings.items()]
     if date and "strftime_now" in template:

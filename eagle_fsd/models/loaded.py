@@ -196,16 +196,10 @@ def load(
     return model
 
 
-def check_chat(
-    target: str,
-    system: str,
-    template_settings: Mapping[str, object] | None,
-    *,
-    conv_template: str = "",
-) -> None:
+def check_chat(target: str, system: str, settings: Mapping | None, *, conv_template: str) -> None:
     """Refuse a system message for which the target's template has no place, and settings that it
     does not read, before weights load."""
-    if system or template_settings:
+    if system or settings:
         tokenizer = load_tokenizer(target)
-        settle_template(tokenizer, template_settings, conv_template=conv_template)
+        settle_template(tokenizer, settings, conv_template=conv_template)
         prompt_ids(tokenizer, "Hi", conv_template=conv_template, system=system)
