@@ -1,7 +1,9 @@
 """Conversations as clients of OpenAI's API and data sets keep them, as messages of text."""
 
+import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from eagle_fsd.config import BadInput, check_text
@@ -11,6 +13,7 @@ from eagle_fsd.config import BadInput, check_text
 Message = dict[str, str]
 ROLES = {role: role for role in ("system", "user", "assistant")}
 ROLES["developer"] = "system"  # its name since OpenAI's o1
+SYSTEM = ("system", "system_prompt", "system_message")  # where records keep one beside their turns
 TEXT_PARTS = ("text", "input_text", "output_text")  # types of a content's parts
 
 
@@ -50,6 +53,26 @@ def read_system(given: str) -> str:
         raise BadInput(f"--system {given!r:.200} is empty: give some text, or leave it out")
     check_text(text)
     return text.strip()
+
+
+def read_template_settings(given: Sequence[str]) -> dict[str, object]:
+    """NAME=VALUE pairs, each value as JSON (true, false, numbers) or else as text."""
+    # a template would take the text False for true
+    as_python = {"True": "true", "False": "false", "None": "null"}
+    settings = {}
+    for pair in given:
+        name, is_pair, text = pair.partition("=")
+        if not is_pair or not name.isidentifier() or name in settings:
+            raise BadInput(
+                f"--template_settings {pair!r:.200}: give each name once, as NAME=VALUE, such as "
+                "enable_thinking=false"
+            )
+        try:
+            settings[name] = json.loads(as_python.get(text, text), parse_constant=str)
+        except ValueError:
+            check_text(text)
+            settings[name] = text
+    return settings
 
 
 def read_messages(prompt: object) -> list[Message]:

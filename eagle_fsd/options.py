@@ -15,8 +15,10 @@ may_change is another now (runs.folder.Run.of). So device, dtype and tree are se
 they are not given.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -155,13 +157,18 @@ class ChatOptions(TargetOptions):
     system: str | None = None
     """A system message before the first user turn: a text, or a file that holds it. Not given: none
     but the chat template's own, if it has one."""
+    template_settings: list[str] = option([])
+    """What the target's chat template is told beside the messages, each as NAME=VALUE, such as
+    enable_thinking=false; values are JSON or else text."""
 
     def __post_init__(self):
-        from eagle_fsd.messages import read_system
+        from eagle_fsd.messages import read_system, read_template_settings
 
         super().__post_init__()
         if self.system is not None:
             self.system = read_system(self.system)  # a run's settings are to tell what it says
+        told = read_template_settings(self.template_settings)  # in one order and spelling
+        self.template_settings = [f"{name}={json.dumps(told[name])}" for name in sorted(told)]
 
 
 @dataclass
@@ -210,8 +217,11 @@ class ModelOptions(ChatOptions, PluginOptions):
             digests |= load.target_digests(self.draft_model, "draft_model")
         return digests | self.plugin_digest()
 
-    def load(self, arms: Sequence["Arm"], *, keep_stock: bool = False) -> "Model":
+    def load(
+        self, arms: Sequence["Arm"], *, date: datetime | None = None, keep_stock: bool = False
+    ) -> "Model":
         """models.loaded.load with these options, of what the arms need."""
+        from eagle_fsd.messages import read_template_settings
         from eagle_fsd.models.load import is_mtp
         from eagle_fsd.models.loaded import load
 
@@ -236,6 +246,8 @@ class ModelOptions(ChatOptions, PluginOptions):
             device=self.device,
             conv_template=self.conv_template,
             system=self.system or "",
+            template_settings=read_template_settings(self.template_settings),
+            date=date,
             generate_ends=self.generate_ends,
             marks=(tuple(self.thought_marks.split()),) if self.thought_marks else (),
             engine=self.engine,

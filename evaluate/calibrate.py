@@ -66,7 +66,7 @@ def run_calibration(
     names = {arm.text for arm in arms}
     counted = {key for (key, _), row in predicted.items() if names <= row["arms"].keys()}
     if unanswered := [q for q in questions if q.question_id not in counted]:
-        model, budget = model_options.load(arms), options.max_new_tokens
+        model, budget = model_options.load(arms, date=run.date), options.max_new_tokens
         check_lengths(model, questions, budget, last=budget)
         drafter = exact.build_drafter(model)
         for arm in arms:

@@ -45,9 +45,9 @@ class ReplayOptions(QuestionOptions, ChatOptions, PluginOptions):
         self.texts = self.texts or f"runs/plain_texts/{Path(self.target).name}-{digest(kind)}"
 
     @property
-    def of_texts(self) -> dict[str, str | None]:
+    def of_texts(self) -> dict[str, object]:
         """What the target's texts depend on, beside its files."""
-        named = ("target", "dtype", "conv_template", "system")
+        named = ("target", "dtype", "conv_template", "system", "template_settings")
         return {name: getattr(self, name) for name in named}
 
 
@@ -62,8 +62,10 @@ def run_replay(options: ReplayOptions) -> None:
     from eagle_fsd.evaluation.questions import asked, check_same_questions, cut
     from eagle_fsd.evaluation.replay import read_arms, report
     from eagle_fsd.evaluation.texts import TOKENS_BEYOND_END, judge_levels, plain_texts
+    from eagle_fsd.messages import read_template_settings
     from eagle_fsd.models import load
-    from eagle_fsd.models.loaded import Model, check_system
+    from eagle_fsd.models.chat import settle_template
+    from eagle_fsd.models.loaded import Model, check_chat
     from eagle_fsd.runs.folder import Run
 
     # 1. What is replayed, and the folders of the texts and of this run.
@@ -71,7 +73,8 @@ def run_replay(options: ReplayOptions) -> None:
     arms = read_arms(options.arms, tree)
     questions = asked(options)
     chat = {"conv_template": options.conv_template, "system": options.system or ""}
-    check_system(options.target, **chat)
+    template_settings = read_template_settings(options.template_settings)
+    check_chat(options.target, settings=template_settings, **chat)
     config = load.load_target_config(options.target)
     heads = {name: load.load_head(name, config, target=options.target) for name in options.heads}
     # distinguished by their weights: a head that was trained on since is another one
@@ -93,6 +96,7 @@ def run_replay(options: ReplayOptions) -> None:
         target, tokenizer = load.load_target(
             options.target, dtype=options.dtype, device=options.device
         )
+        settle_template(tokenizer, template_settings, date=run.date)
         plain = Model(target, tokenizer, RootDrafter(), **chat)
         models = {}
         for name, head in heads.items():  # what is refused here has written nothing

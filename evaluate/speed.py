@@ -80,7 +80,7 @@ def run_speed(
     turns = [question.turns[0] for question in read_questions("")]  # MT-Bench's
     rounds, single = profile_contexts(
         run,
-        cache(lambda: model_options.load(arms, keep_stock=True)),
+        cache(lambda: model_options.load(arms, date=run.date, keep_stock=True)),
         arms,
         options.context,
         "\n\n".join(turns),

@@ -9,7 +9,7 @@ import torch
 from commands import rows, write_rows
 from tiny import tiny_target
 from tiny_folder import byte_tokenizer, write_random_head, write_reasoning_target
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from training_runs import data_options, make_data
 from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -17,7 +17,7 @@ import eagle_fsd
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.evaluation.questions import read_questions
-from eagle_fsd.models.chat import prompt_ids
+from eagle_fsd.models.chat import new_mark, prompt_ids, turn_ends
 from eagle_fsd.models.load import load_tokenizer
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.tasks.judge import read_requests
@@ -114,6 +114,42 @@ def test_control_tokens_of_any_form_are_text():
     assert ChatFormat(tokenizer).prompt(talk, ids) == prompt_ids(tokenizer, talk)
 
 
+@pytest.mark.parametrize("kind", ["first", "always", "never", "legacy", "bytes"])
+@pytest.mark.parametrize("text", ["ab</s>a", "\n</s>a", " a</s> a", "</s>a", "\u65e5</s>"])
+def test_a_text_with_a_control_token_begins_as_one_without(kind, text):
+    """Where a tokenizer puts a space in front of a text's first word, as Llama's, or of each that
+    follows a special token. Bug held down: a space was added to the user's turn."""
+    tokenizer = spaced(kind)
+    wanted, got = (prompt_ids(tokenizer, text.replace("</s>", token)) for token in ("#", "</s>"))
+    same = tokenizer.convert_tokens_to_ids(["<", "/", "s", ">"])
+    place = wanted.index(tokenizer("#", add_special_tokens=False).input_ids[-1])
+    assert got == [*wanted[:place], *same, *wanted[place + 1 :]]
+
+
+def spaced(kind: str) -> PreTrainedTokenizerFast:
+    """Tokenizers that write the space before words as Llama 2's do, by the place where they put
+    one of their own; or as GPT-2's with add_prefix_space."""
+    if kind == "bytes":
+        tokenizer = byte_tokenizer()
+        pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizer
+    else:
+        vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
+        words = ["<s>", "</s>", *"<>/s#ab\u2581", "\u2581a", "ab", "\u2581x", "x"]
+        vocab |= {word: number for number, word in enumerate(words, start=256)}
+        merges = [("\u2581", "a"), ("a", "b"), ("\u2581", "x")]
+        backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=True))
+        if kind == "legacy":
+            forms = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+            backend.normalizer = normalizers.Sequence(forms)
+        else:
+            backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=kind, split=False)
+        ends = {"bos_token": "<s>", "eos_token": "</s>"}
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **ends)
+    tokenizer.chat_template = "{% for m in messages %}<s>{{ m['content'] }}</s>{% endfor %}"
+    return tokenizer
+
+
 def test_system_messages_under_a_fastchat_template():
     """Bugs held down: the last of several stood alone, and some templates left it out."""
     tokenizer = byte_tokenizer()
@@ -156,6 +192,36 @@ def test_a_template_s_own_end_ends_an_answer(tmp_path, capsys):
     free = eagle_fsd.custom_generate(None, arm="plain", generate_ends=True)
     assert new_tokens(custom_generate=free) == new_tokens()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "ends"),
+    [
+        ("{{ m['content'] }}<e>", {1, 258}),
+        ("{{ m['content'] | upper }}<e>", {1}),
+        ("said{{ m['content'][:0] }}<e>", {1}),
+        ("Sentinel7341<s>{{ m['content'] }}<e>Sentinel7341<s>", {1, 258}),
+    ],
+)
+def test_a_turn_s_end_is_what_stands_behind_the_answer(answer, ends):
+    """Where the template writes the answer otherwise it shows none. Bug held down: the prompt's
+    first special token was taken for it, <s>, and answers ended there."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken("<e>", special=True)])
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'assistant' %}" + answer + "{% else %}"
+        "<s>{{ m['content'] }}\n{% endif %}{% endfor %}"
+    )
+    assert {*turn_ends(tokenizer, [1]).ids} == ends
+
+
+def test_a_system_message_may_hold_the_words_by_which_a_template_is_taken_apart():
+    """Bug held down: the user's prefix ended within the system message."""
+    held = {}
+    for system in ("So.", "Sentinel7341.", f"{new_mark('Sentinel7341')}1 Sentinel7341"):
+        prefix, ends = ChatFormat(byte_tokenizer(), system=system).user_prefix()
+        held[byte_tokenizer().decode(prefix).replace(system, "So.")] = ends
+    assert len(held) == 1 and [*held][0].endswith("user\n")
 
 
 # --- what is thought ------------------------------------------------------------------------------

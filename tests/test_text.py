@@ -128,8 +128,9 @@ def test_what_is_not_repaired_stays(tmp_path):
     assert path.read_text() == torn and "torn" in warnings[0]
 
 
-# rows alone in a file: FastChat's, other keys ignored, category and reference may be absent; and
+# rows alone in a file: FastChat's, other keys named, category and reference may be absent; and
 # of other forms
+XY = "6?\n\nA. x\nB. y"
 FORMS = [
     (
         {"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": ["x"], "z": 1},
@@ -142,6 +143,38 @@ FORMS = [
     ({"instruction": "Add", "input": "1, 2", "output": "3"}, Question(0, "all", ["Add\n\n1, 2"])),
     ({"prompt": ["a", "b"], "prompt_id": 81}, Question(81, "all", ["a", "b"])),
     ({"question_id": "x", "turns": [{"content": "a"}]}, Question("x", "all", ["a"])),
+    # sets of right answers, as MMLU, ARC, BoolQ and MedQA; an index may be a text or pandas's float
+    (
+        {"question": "6?", "choices": ["5", "6"], "answer": 1, "subject": "math"},
+        Question(0, "all", ["6?\n\nA. 5\nB. 6"], ["B"]),
+    ),
+    ({"question": "6?", "choices": ["x", "y"], "answer": "1"}, Question(0, "all", [XY], ["B"])),
+    ({"question": "6?", "choices": ["x", "y"], "answer": 0.0}, Question(0, "all", [XY], ["A"])),
+    ({"question": "6?", "options": ["x", "y"], "answer": "y"}, Question(0, "all", [XY], ["y"])),
+    (
+        {"question": "6?", "choices": [0, 1, 6], "answer": 1},
+        Question(0, "all", ["6?\n\nA. 0\nB. 1\nC. 6"], ["1"]),
+    ),
+    (
+        {
+            "question": "6?",
+            "choices": {"text": ["x", "y"], "label": ["1", "2"]},
+            "answerKey": "1",
+        },
+        Question(0, "all", ["6?\n\n1. x\n2. y"], ["1"]),
+    ),
+    (
+        {"question": "6?", "options": {"A": "x", "B": "y"}, "answer": "B"},
+        Question(0, "all", [XY], ["B"]),
+    ),
+    (
+        {"question": "is it", "passage": "It is.", "answer": True},
+        Question(0, "all", ["It is.\n\nis it"], ["yes", "true"]),
+    ),
+    (
+        {"instruction": "Add", "input": "1, 2", "context": "So.", "system_prompt": "Be kind.\n"},
+        Question(0, "all", ["So.\n\nAdd\n\n1, 2"], system="Be kind."),
+    ),
     # null, and NaN of pandas: regression, the right answer was "None"
     ({"question_id": 1, "turns": ["a"], "reference": None}, Question(1, "all", ["a"])),
     ({"question_id": 1, "turns": ["a"], "reference": float("nan")}, Question(1, "all", ["a"])),
@@ -153,6 +186,41 @@ def test_forms_of_questions(tmp_path):
     for row, expected in FORMS:
         path = write_rows(tmp_path / "rows.jsonl", json.dumps(row))
         assert read_questions(path) == [expected]
+
+
+def test_fields_of_questions_that_are_not_read_are_named_once(tmp_path, capsys):
+    """With the number of rows that hold something there. Bug held down: they were dropped without
+    a word, and so were context, choices and the like."""
+    said = {"messages": [{"role": "system", "content": "a"}, "b"], "system": "c", "input": "d"}
+    known = {"turns": ["a"], "id": 5, "uid": 6, "question_id": 7, "category": "x", "reference": []}
+    rows = [said, {"prompt": "x", "input": "y", "title": "z"}, known | {"title": "", "note": None}]
+    read_questions(path := write_rows(tmp_path / "rows.jsonl", *rows))
+    told = f"fields of {path} that are not read: input (of 2), system (of 1), title (of 1)"
+    assert capsys.readouterr().err == f"eagle_fsd: {told}\n"
+    read_questions(write_rows(path, known))
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"choices": ["x", "y"], "answer": 2}, "answer is 2, and it has 2 choices"),
+        ({"choices": ["x", "y"], "answer": -1}, "answer is -1, and it has 2"),
+        ({"choices": ["x", "y"], "answer": 0.5}, "answer is 0.5, and it has 2"),
+        ({"choices": [["x"], "y"]}, "choices are"),
+        ({"options": "a) x b) y"}, "choices are"),
+        ({"options": {"temperature": 0}}, "choices are"),
+        ({"choices": {"text": ["x"], "label": []}}, "line 1"),
+        ({"choices": ["x"] * 27}, "at most 26"),
+        ({"context": {"title": ["x"]}}, "context is"),
+        ({"answer": {"text": ["x"]}}, "answer is"),
+        ({"answers": 1, "answer": [["x"]]}, "answer is"),
+        ({"system": 5}, "no text"),
+    ],
+)
+def test_fields_of_a_question_that_cannot_be_asked_are_refused(fields, told, tmp_path):
+    with pytest.raises(BadInput, match=told):
+        read_questions(write_rows(tmp_path / "rows.jsonl", {"question": "6?"} | fields))
 
 
 def test_spread_takes_the_first_of_each_category_then_the_second():

@@ -75,8 +75,9 @@ class DataOptions(ChatOptions):
 def make_data(options: DataOptions) -> None:
     """Make what is missing of a folder of dialogues, by one process or each of several."""
     from eagle_fsd.evaluation.questions import read_questions
+    from eagle_fsd.messages import read_template_settings
     from eagle_fsd.models import load
-    from eagle_fsd.models.chat import tell_added
+    from eagle_fsd.models.chat import settle_template, tell_added
     from eagle_fsd.runs.folder import Processes, Run
     from eagle_fsd.runs.provenance import digest
     from eagle_fsd.training import dialogues, prompts
@@ -103,6 +104,8 @@ def make_data(options: DataOptions) -> None:
         for path in options.exclude
     }
     tokenizer = load.load_tokenizer(options.target)
+    template_settings = read_template_settings(options.template_settings)
+    settle_template(tokenizer, template_settings, conv_template=options.conv_template)
     chat = dialogues.ChatFormat(tokenizer, options.conv_template, options.system or "")
     if SELF in weights:
         chat.user_prefix()  # refuses a template without
@@ -114,6 +117,7 @@ def make_data(options: DataOptions) -> None:
         key=place,
         processes=processes,
     )
+    settle_template(tokenizer, date=run.date)
     done = {number for rows in run.records.values() for number, _ in rows}
     candidates = (
         (number, *candidate)

@@ -110,7 +110,9 @@ class Bench:
     def model(self) -> Model:
         device = self.processes.device(self.model_options.device)
         model = replace(self.model_options, device=device).load(
-            self.arms, keep_stock=any(not arm.runs_our_loop for arm in self.arms)
+            self.arms,
+            date=self.run.date,
+            keep_stock=any(not arm.runs_our_loop for arm in self.arms),
         )
         check_lengths(model, self.questions, self.options.max_new_tokens)
         return model

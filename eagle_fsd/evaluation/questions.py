@@ -1,27 +1,34 @@
 """Question files: FastChat's question.jsonl, and other forms in which people keep prompts."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from string import ascii_uppercase
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.messages import ROLES, Message, text_of
+from eagle_fsd.messages import ROLES, SYSTEM, Message, text_of
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.options import QuestionOptions
 from eagle_fsd.runs.jsonl import read_records
 from eagle_fsd.thoughts import answer_of
 
-# where a row has its prompt, and its id if not in question_id
+# Where a row has its prompt, its id, what stands before the prompt, what is to be chosen from, and
+# what is right. Of several names the first counts, but all contexts do.
 PROMPTS = ("turns", "prompt", "question", "text", "instruction", "messages", "conversations")
 IDS = ("question_id", "prompt_id", "id", "uid")
+CONTEXTS = ("context", "passage")
+CHOICES = ("choices", "options")
+ANSWERS = ("reference", "answer", "answerKey")
 
 
 @dataclass(frozen=True)
 class Question:
     """A question: turns are the user's messages; reference (right answers) and extra (other fields
     of its set) are as the scorer of its set expects them; system is the system message before its
-    first turn, "" that of the run. ValueError: of other types."""
+    first turn, "" that of the run; unread are the names of its row's other fields. ValueError: of
+    other types."""
 
     question_id: int | str
     category: str
@@ -29,6 +36,7 @@ class Question:
     reference: list = field(default_factory=list)
     extra: dict = field(default_factory=dict)
     system: str = ""
+    unread: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self):
         if type(self.question_id) not in (int, str):  # True is an int too
@@ -86,31 +94,81 @@ def fastchat(row: dict | str, number: int) -> Question:
 
     Or, numbered where there is no id: a text; {prompt}, {question} or {text}; {instruction, input};
     {messages} or {conversations}, of the user alone, before which may stand the system's. A prompt
-    may be a list of turns or messages.
-    Without a reference `answer` is it, of GSM8K's what stands behind ####.
+    may be a list of turns or messages. A context or passage stands before the first turn, and
+    choices or options behind it, a letter and a text a line.
+    Without a reference `answer` is it, of GSM8K's what stands behind ####, of choices the letter
+    where it is an index; true is "yes" and "true".
     """
     row = {"prompt": row} if isinstance(row, str) else row
     form = next((name for name in PROMPTS if name in row), "")
     if not form:
         there = ", ".join(row) or "nothing"
         raise ValueError(f"it has none of {', '.join(PROMPTS)}, or null there, but {there}")
+    unread = {name for name, value in row.items() if value not in ("", [], {})}
+    unread -= {form, "category", *IDS}
+
+    def first(names: Sequence[str]) -> object:
+        """The value of the first of these fields that is there, which is thereby read."""
+        name = next((name for name in names if name in row), "")
+        unread.discard(name)
+        return row.get(name, [])
+
+    # 1. The turns, the system message before them, and what belongs to the first of them.
     turns = row[form] if isinstance(row[form], list) or form == "turns" else [row[form]]
     system = ""
     if isinstance(turns, list):
         if turns and _role(turns[0]) == "system":
             system, turns = text_of(_content(turns[0])).strip(), turns[1:]
         turns = [_said(turn) for turn in turns]
-    if form == "instruction" and row.get("input"):
-        turns = [f"{row[form]}\n\n{row['input']}"]
+    if not system and (given := first(SYSTEM)):
+        system = text_of(given).strip()
+    before = [text for text in (first([name]) for name in CONTEXTS) if text]
+    if not all(isinstance(text, str) for text in before):
+        raise ValueError(f"its context is {before!r:.60}: give a text")
+    behind = [first(["input"])] if form == "instruction" and row.get("input") else []
+    if choices := _choices(first(CHOICES)):
+        behind.append("\n".join(f"{letter}. {text}" for letter, text in choices.items()))
+    if (before or behind) and isinstance(turns, list):
+        turns = ["\n\n".join([*before, *turns[:1], *behind]), *turns[1:]]
     unnamed = None if form == "turns" else number
     question_id = next((row[name] for name in IDS if name in row), unnamed)
-    reference = row.get("reference", row.get("answer", []))
-    if not isinstance(reference, list):
-        reference = [reference]
-    reference = [str(right) if type(right) in (int, float) else right for right in reference]
+    # 2. What is right.
+    reference = first(ANSWERS)
+    reference = reference if isinstance(reference, list) else [reference]
+    reference = [text for right in reference for text in _right(right, choices)]
     if "reference" not in row:
         reference = [right.rpartition("####")[2].strip() for right in reference]
-    return Question(question_id, row.get("category", "all"), turns, reference, system=system)
+    category, unread = row.get("category", "all"), frozenset(unread)
+    return Question(question_id, category, turns, reference, system=system, unread=unread)
+
+
+def _choices(given: object) -> dict[str, object]:
+    """What is to be chosen from, by letter: of a list of texts, of texts by letter, or of ARC's
+    {label, text}, two lists."""
+    if isinstance(given, dict) and given.keys() >= {"label", "text"}:
+        given = dict(zip(given["label"], given["text"], strict=True))
+    if isinstance(given, list) and len(given) <= len(ascii_uppercase):
+        given = dict(zip(ascii_uppercase, given, strict=False))
+    if not isinstance(given, dict) or not all(
+        len(letter) < 3 and type(text) in (str, int, float) for letter, text in given.items()
+    ):
+        raise ValueError(f"its choices are {given!r:.60}: give a list of at most 26 texts")
+    return given
+
+
+def _right(answer: object, choices: dict[str, object]) -> list:
+    """The texts that are right by an answer of a row."""
+    if type(answer) is bool:
+        return ["yes", "true"] if answer else ["no", "false"]
+    if isinstance(answer, dict | list):
+        raise ValueError(f"its answer is {answer!r:.60}: give a text or a number")
+    if choices and answer not in [*choices, *choices.values()]:
+        # 2, 2.0 or "2" is an index; other texts may be right in other words than a choice has
+        if type(answer) in (int, float) or str(answer).isdigit():
+            if (index := float(answer)) not in range(len(choices)):
+                raise ValueError(f"its answer is {answer!r}, and it has {len(choices)} choices")
+            return [[*choices][int(index)]]
+    return [str(answer) if type(answer) in (int, float) else answer]
 
 
 def _role(turn: object) -> object:
@@ -156,6 +214,10 @@ def read_questions(
         questions[question.question_id] = question
     if not questions:
         raise BadInput(f"{path} holds no question")
+    unread = Counter(name for question in questions.values() for name in question.unread)
+    if told := [f"{name} (of {count})" for name, count in sorted(unread.items())]:
+        told = ", ".join(told)
+        print(f"eagle_fsd: fields of {path} that are not read: {told}", file=sys.stderr)
     return list(questions.values())
 
 

@@ -5,14 +5,18 @@ Special tokens that a text spells out, as a question about `<|im_end|>` does, ar
 that a template writes, so that no text ends a turn or begins one.
 """
 
+import inspect
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from itertools import groupby
+from string import ascii_letters
 from typing import NamedTuple
 
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError
+from jinja2.meta import find_undeclared_variables
 from transformers import PreTrainedTokenizerBase
 
 from eagle_fsd.config import BadInput, check_known, one_line
@@ -22,10 +26,21 @@ from eagle_fsd.thoughts import thought_length, thought_marks
 
 # set into a special token that a text spells out; Unicode keeps it for uses like this
 BREAK = "\ufdd0"
-MARK = "Sentinel7341"  # the content of a message in a rendering that is taken apart
 # A chat template is a program that a target brings along. It refuses messages or is broken:
 # raise_exception, undefined names and syntax; and what Python says of its other expressions
 TEMPLATE_ERRORS = (TemplateError, *UNREADABLE)
+# A template asks strftime_now for the date, which transformers answers by the clock, and takes no
+# function in its place. So a macro of that name stands before the template, with what each of a
+# date's directives says. (The line breaks behind blocks are trimmed.)
+FIXED_DATE = """{%%- set fixed_date = %r %%}
+{%%- macro strftime_now(format) -%%}
+{%%- set filled = namespace(text=format) -%%}
+{%%- for directive, text in fixed_date -%%}
+{%%- set filled.text = filled.text | replace(directive, text) -%%}
+{%%- endfor -%%}
+{{- filled.text -}}
+{%%- endmacro %%}
+"""
 
 
 def prompt_ids(
@@ -114,6 +129,41 @@ def fastchat_template(name: str):
     return get_conv_template(name)
 
 
+def settle_template(
+    tokenizer: PreTrainedTokenizerBase,
+    settings: Mapping[str, object] | None = None,
+    *,
+    date: datetime | None = None,
+    conv_template: str = "",
+) -> None:
+    """Write into the tokenizer's chat template what it reads beside the messages: settings by their
+    names, as transformers' chat_template_kwargs, and the date of its strftime_now (None: the
+    clock's). BadInput: it reads no setting of that name."""
+    settings = settings or {}
+    # what every conversation brings along, and what any template may call
+    syntax = Environment(extensions=["jinja2.ext.loopcontrols"])
+    own = {"messages", "raise_exception", "strftime_now", *syntax.globals}
+    own |= {*inspect.signature(tokenizer.apply_chat_template).parameters}
+    where = f"conv_template {conv_template!r}" if conv_template else "the target's chat template"
+    template, read = "", set() if conv_template else {*settings}
+    with suppress(*TEMPLATE_ERRORS):  # rendering tells of a template that is broken or not there
+        template = tokenizer.get_chat_template()
+        parsed = syntax.parse(re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template))
+        read = set() if conv_template else find_undeclared_variables(parsed)
+    if unread := sorted(settings.keys() - (read - own)):
+        known = sorted(read - own - {*tokenizer.special_tokens_map})
+        raise BadInput(
+            f"template_settings {', '.join(unread)}: no setting of {where}, which reads "
+            f"{', '.join(known) or 'none'}: leave it out"
+        )
+    before = [f"{{%- set {name} = {value!r} %}}\n" for name, value in settings.items()]
+    if date and "strftime_now" in template:
+        names = [f"%{flag}{letter}" for flag in ("", "-") for letter in ascii_letters]
+        before.append(FIXED_DATE % [*((name, date.strftime(name)) for name in names), ("%%", "%")])
+    if template and before:
+        tokenizer.chat_template = "".join(before) + template
+
+
 # --- special tokens in texts ----------------------------------------------------------------------
 
 
@@ -154,16 +204,35 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, begins: bool = Fals
     token."""
     if BREAK not in text:
         return tokenizer(text, add_special_tokens=begins).input_ids
-    ids = []
+    ids, before = [], ""
     # special tokens part texts for a tokenizer anyhow, with the white space that they take in
     parts = re.split(f"({_control(tokenizer, spaces=True)})(?!{BREAK})", text)
     for spelt_out, run in groupby(parts, key=lambda part: BREAK in part):
         part = "".join(run).replace(BREAK, "")
-        encoded = tokenizer(
-            part, add_special_tokens=begins and not ids, split_special_tokens=spelt_out
-        )
-        ids += encoded.input_ids
+        if spelt_out and ids:
+            ids += _behind_special(tokenizer, part, before)
+        else:
+            encoded = tokenizer(
+                part, add_special_tokens=begins and not ids, split_special_tokens=spelt_out
+            )
+            ids += encoded.input_ids
+        before = part
     return ids
+
+
+def _behind_special(tokenizer: PreTrainedTokenizerBase, text: str, before: str) -> list[int]:
+    """Token ids of a text that spells out special tokens and stands behind one, the last of
+    `before`. Many tokenizers encode it as where a text begins. Those that put a space before a
+    text's first word alone, as Llama's, put it before something else here, which is cut off."""
+    alone = tokenizer("x", add_special_tokens=False).input_ids
+    behind = tokenizer(before + "x", add_special_tokens=False).input_ids
+    lead = "" if behind[-len(alone) :] == alone else BREAK
+    # its bytes, or the unknown token, which no tokenizer joins with what follows
+    skipped, ids = (
+        tokenizer(part, add_special_tokens=False, split_special_tokens=True).input_ids
+        for part in (lead, lead + text)
+    )
+    return ids[len(skipped) :]
 
 
 def _control(tokenizer: PreTrainedTokenizerBase, *, spaces: bool = False) -> str:
@@ -206,13 +275,24 @@ def turn_ends(
         template = fastchat_template(conv_template)
         strings, asked = each_string(template.stop_str or ()), template.stop_token_ids or ()
     elif not generate_ends:
-        talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": MARK}]
+        mark = new_mark(str(tokenizer.chat_template))
+        talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": mark}]
         with suppress(BadInput):  # no template, or one that takes no answer
             text = render(tokenizer, talk, answer_next=False)
-            own += first_special(tokenizer, text.rpartition(MARK)[2])
+            _, said, after = text.rpartition(mark)
+            own += first_special(tokenizer, after) if said else ()
     ids = tuple(dict.fromkeys([*eos_token_ids, *asked, *own]))
     added = [token for token in dict.fromkeys(own) if token not in eos_token_ids]
     return TurnEnds(ids, strings, tuple(map(tokenizer.decode, added)))
+
+
+def new_mark(*texts: str) -> str:
+    """The content of a message by which a rendering is taken apart: one that none of the texts
+    around it holds."""
+    mark = "Sentinel7341"
+    while any(mark in text for text in texts):
+        mark += "1"
+    return mark
 
 
 def first_special(tokenizer: PreTrainedTokenizerBase, text: str) -> set[int]:

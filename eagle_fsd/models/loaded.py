@@ -1,7 +1,8 @@
 """A target and what drafts for it, loaded; prompts in, texts of answers out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
@@ -18,6 +19,7 @@ from eagle_fsd.models.chat import (
     each_string,
     fastchat_template,
     prompt_ids,
+    settle_template,
     tell_added,
     turn_ends,
 )
@@ -131,6 +133,8 @@ def load(
     device: str = "",
     conv_template: str = "",
     system: str = "",
+    template_settings: Mapping[str, object] | None = None,
+    date: datetime | None = None,
     generate_ends: bool = False,
     marks: Marks = (),
     engine: str = "auto",
@@ -150,6 +154,9 @@ def load(
             default_tree.
         conv_template: a FastChat template, see prompt_ids.
         system: the system message of every conversation that begins with none of its own.
+        template_settings: what the target's chat template reads beside the messages, transformers'
+            chat_template_kwargs, such as {"enable_thinking": False}.
+        date: the one that a chat template may write; default: the clock's, at every prompt.
         generate_ends: end answers where `generate` does, at the tokens of generation_config alone.
         marks: around the thoughts of a reasoning target, ((begin, end), ...), where neither its
             template nor its tokens show them.
@@ -158,7 +165,7 @@ def load(
     tree, device = as_tree(tree), chosen_device(device)
     if conv_template:
         fastchat_template(conv_template)  # its name is checked
-    check_system(target, system, conv_template=conv_template)
+    check_chat(target, system, template_settings, conv_template=conv_template)
     config = load_target_config(target)
     draft_head, layers = None, ()
     if head is not None:
@@ -173,6 +180,7 @@ def load(
         engine=engine,
         keep_stock=keep_stock,
     )
+    settle_template(tokenizer, template_settings, date=date)
     pair = None
     if count := own_layers(draft_model):
         pair = loaded.first_layers(count)
@@ -188,7 +196,10 @@ def load(
     return model
 
 
-def check_system(target: str, system: str, *, conv_template: str = "") -> None:
-    """Refuse a system message for which the target's template has no place, before weights load."""
-    if system:
-        prompt_ids(load_tokenizer(target), "Hi", conv_template=conv_template, system=system)
+def check_chat(target: str, system: str, settings: Mapping | None, *, conv_template: str) -> None:
+    """Refuse a system message for which the target's template has no place, and settings that it
+    does not read, before weights load."""
+    if system or settings:
+        tokenizer = load_tokenizer(target)
+        settle_template(tokenizer, settings, conv_template=conv_template)
+        prompt_ids(tokenizer, "Hi", conv_template=conv_template, system=system)

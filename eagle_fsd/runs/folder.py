@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import asdict, dataclass, fields
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import TextIO
@@ -189,6 +189,8 @@ class Run:
         key: what identifies a record among those of its name; of two with one key the later counts.
 
     Attributes:
+        date: when it began, kept in its settings: chat templates that write a date write this one
+            in every session.
         records: name -> key -> record, of the sessions before and of this process; after `finish`
             the main process has all.
     """
@@ -203,7 +205,7 @@ class Run:
         key: Callable[[dict], Hashable] = answer_key,
         processes: Processes = Processes(),  # noqa: B008  (frozen)
     ):
-        self.settings = without_checkout(settings)  # as read back
+        self.settings, free = without_checkout(settings), {*free, "date"}  # as read back
         self.processes = processes
         if name and not folder:
             if processes.is_main:
@@ -238,6 +240,8 @@ class Run:
             # last has ended, also one that has outlived its launcher
             fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             processes.wait()
+        self.settings["date"] = processes.shared(self._began())
+        self.date = datetime.fromisoformat(self.settings["date"])
 
     @classmethod
     def of(
@@ -259,6 +263,21 @@ class Run:
         free = {field.name for group in options for field in fields(group) if not field.compare}
         folder = settings["output"]
         return cls(folder, settings, name=name, free=free, key=key, processes=processes)
+
+    def _began(self) -> str:
+        """The date at which its first session did, in ISO 8601."""
+        if not self.sessions:
+            return datetime.now().isoformat()
+        path = self.folder / "run.json"
+        try:  # runs of older versions hold the time of each session alone
+            if not (date := read_json(path)["options"].get("date")):
+                date = datetime.fromtimestamp(self.sessions[0]["started"]).isoformat()
+            return datetime.fromisoformat(date).isoformat()
+        except (KeyError, OSError, OverflowError, TypeError, ValueError) as error:
+            raise BadInput(
+                f"{path} holds no date at which the run began ({error!r}): put the right one back, "
+                "or name another folder"
+            ) from error
 
     def _read_records(self, *, repair: bool = False) -> None:
         known = {session["session"] for session in self.sessions}

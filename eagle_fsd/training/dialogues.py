@@ -20,12 +20,12 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.messages import Message
 from eagle_fsd.models.chat import (
-    MARK,
     TurnEnds,
     broken_up,
     control_tokens,
     encode,
     first_special,
+    new_mark,
     prompt_ids,
     render,
     turn_ends,
@@ -63,7 +63,7 @@ class ChatFormat:
     system: str = ""  # the system message of conversations that have none
 
     def __post_init__(self):
-        talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": MARK}]
+        talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
         for messages in talk[:1], talk:
             self._render(self.opening + messages)
         if strings := self.ends().strings:
@@ -88,9 +88,10 @@ class ChatFormat:
 
     def user_prefix(self) -> tuple[list[int], frozenset[int]]:
         """Tokens up to where the user's first turn begins, and the tokens that end that turn."""
-        talk = [*self.opening, {"role": "user", "content": MARK}]
+        mark = new_mark(self.system, str(self.tokenizer.chat_template))
+        talk = [*self.opening, {"role": "user", "content": mark}]
         text = self._render(broken_up(self.tokenizer, talk))
-        before, _, after = text.partition(MARK)
+        before, _, after = text.partition(mark)
         ends = first_special(self.tokenizer, after)
         if not ends:
             raise BadInput(

@@ -22,7 +22,7 @@ from itertools import repeat
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.messages import ROLES, Message, text_of
+from eagle_fsd.messages import ROLES, SYSTEM, Message, text_of
 from eagle_fsd.runs.jsonl import read_records
 
 SELF = "self"  # the source of the target's own user turns
@@ -31,7 +31,6 @@ SELF = "self"  # the source of the target's own user turns
 TURNS = ("conversations", "conversation", "messages", "prompt", "input", "chosen", "data", "turns")
 TEXTS = ("prompt", "question", "instruction", "query", "problem", "user", "input")
 BESIDE = ("input", "context")  # what an instruction is about, Alpaca's and Dolly's
-SYSTEM = ("system", "system_prompt", "system_message")
 FORMS = f"turns under {', '.join(TURNS)}, or a text, alone or under {', '.join(TEXTS)}"
 SPEAKERS = ROLES | dict.fromkeys(("human", "prompter"), "user")
 SPEAKERS |= dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant")
