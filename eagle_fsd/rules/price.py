@@ -15,7 +15,8 @@ top-p remove has P = 0), V(leaf) = 0:
              P_v(t) / z(v). Its value is (tau / b) log z(root), and tau log z / b tends to V.
 
 A draft that a guard forbids is among the other tokens t. If it is drawn, the path goes on behind it
-by the z there, which nothing above it counts on. Under a guard that keeps stop tokens these have
+by the z there, which nothing above it counts on (at temperature 0 the way to it counts on it where
+it is x's child, and there alone V is no limit). Under a guard that keeps stop tokens these have
 their P. With s the sum of it, the rest are distributed as above with P / (1 - s) in the place of P,
 which gives z', and log z(v) = (1 - s) log z'. An end is no gain then: V(v) = 0 where x is one.
 
