@@ -9,10 +9,10 @@
 
 `value` is the first field of the rule (rules.RULES), or of the drafter (DRAFTERS in
 drafters/settings.py; without one: the head's, with the run's tree); guards (rules.guards.GUARDS)
-are further fields of the rule. At temperature 0 a lossy rule on trees that repeat the text
-(@hybrid) has the guards no_repeat=3,ends=1 by default; no_repeat=0,ends=0 turns them off. The
-canonical text states the value and leaves out other fields that have their default. Alternatives
-are the shell's braces: fsd:{0.2,0.3},child={draft,target}.
+are further fields of the rule. A lossy rule on trees that repeat the text (@hybrid) has the guards
+no_repeat=3,ends=1 by default; no_repeat=0,ends=0 turns them off. The canonical text states the
+value and leaves out other fields that have their default. Alternatives are the shell's braces:
+fsd:{0.2,0.3},child={draft,target}.
 """
 
 import math
@@ -107,11 +107,11 @@ class Arm:
         return arm_of(self.rule, self.guards, drafter)
 
     def policy(self, sampling: SamplingConfig) -> Policy:
-        """How drafts are accepted at this sampling. At temperature 0 a lossy rule has its drafter's
-        guards where it states none of their kind."""
+        """How drafts are accepted at this sampling. A lossy rule has its drafter's guards where it
+        states none of their kind."""
         rule, guards = self.rule or Exact(), {type(guard): guard for guard in self.guards}
-        if type(rule) is not Exact and sampling.temperature == 0:
-            guards = {type(guard): guard for guard in self.drafter.greedy_guards} | guards
+        if type(rule) is not Exact:
+            guards = {type(guard): guard for guard in self.drafter.default_guards} | guards
         in_order = [guards[kind] for kind in GUARDS.values() if kind in guards]
         return Policy(rule, sampling, tuple(guard for guard in in_order if not guard.off))
 

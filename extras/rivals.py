@@ -17,7 +17,8 @@ with the longest run of the target's own tokens behind it is taken, of equals th
 How probable each draft becomes, above temperature 0; at 0 both of these are exact and refused. They
 are given for one sampled draft. In a deterministic tree raising the probability that the round goes
 on costs least if the draft is drawn from P restricted to the drafts C, so both raise P(C) as a
-whole.
+whole. A draft that a guard forbids is none of C then, and stop tokens that one keeps stay aside, as
+for path (rules/price.py).
 
     cactus    advance with probability min(1, pi + sqrt(2 delta pi (1 - pi))), pi = P(C)
               (Cactus, arXiv 2604.04987: a bound of delta on the KL to second order)
@@ -179,7 +180,7 @@ class Raised(Coupled):
         raise NotImplementedError
 
     def tilt(self, tree: VerifiedTree, v: int, child: int | None) -> float:
-        pi = math.fsum(math.exp(tree.value("log_prob", c)) for c in tree.children[v])
+        pi = math.fsum(math.exp(p) for p in self.log_probs(tree, v).values())
         if not 0 < pi < 1:
             return 0.0
         new = self.raised(pi)

@@ -9,7 +9,7 @@ import functools
 import math
 import random
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -114,15 +114,21 @@ class SlowAccept:
     """
 
     def __init__(
-        self, tree: DraftTree, logits_NV: torch.Tensor, policy: Policy, stop: Collection[int] = ()
+        self,
+        tree: DraftTree,
+        logits_NV: torch.Tensor,
+        policy: Policy,
+        stop: Collection[int] = (),
+        answer: Sequence[int] = (),
     ):
+        self.stop, self.answer = stop, list(answer)
         self.rule, self.sampling = policy.rule, policy.sampling
         self.kind = next(name for name, kind in RULES.items() if type(self.rule) is kind)
         self.coupled = self.kind == "path"  # the token is drawn from `new`, above temperature 0
         names = {kind: name for name, kind in GUARDS.items()}
         self.guards = {names[type(guard)]: guard for guard in policy.guards}
         self.token = tree.token_N.tolist()
-        parent = tree.parent_N.tolist()
+        self.parent = parent = tree.parent_N.tolist()
         nodes = range(len(parent))
         self.children = [
             [c for c in nodes[1:] if parent[c] == v and (v == 0 or self.token[v] not in stop)]
@@ -154,17 +160,31 @@ class SlowAccept:
         return next((c for c in self.children[v] if self.token[c] == token), None)
 
     def options(self, v: int) -> list[int]:
-        """Children that top-k and top-p leave."""
+        """Children that top-k, top-p and the guards of the library leave."""
         warm = replace(self.sampling, temperature=self.sampling.temperature or 1.0)
         kept = probs(self.target[v])  # temperature alone removes nothing
         if warm.top_k or warm.top_p < 1:
             kept = slow_filter(self.target[v], warm)
-        return [c for c in self.children[v] if kept[self.token[c]] > -math.inf]
+        return [
+            c
+            for c in self.children[v]
+            if kept[self.token[c]] > -math.inf
+            and not self.keeps(self.token[c])
+            and not self.repeats(c)
+        ]
 
-    def outside(self, v: int) -> float:
-        """P_v(not in C(v))."""
-        tokens = {self.token[c] for c in self.children[v]}
-        return math.fsum(p for token, p in enumerate(self.p[v]) if token not in tokens)
+    def keeps(self, token: int) -> bool:
+        return "ends" in self.guards and token in self.stop
+
+    def repeats(self, c: int) -> bool:
+        """The guard no_repeat: the n tokens up to c have stood in the answer before."""
+        if "no_repeat" not in self.guards:
+            return False
+        drafts, n = [], self.guards["no_repeat"].tokens
+        while c:
+            drafts, c = [self.token[c], *drafts], self.parent[c]
+        text = "".join(chr(token) for token in self.answer + drafts)
+        return len(text) >= n and text[-n:] in text[:-1]
 
     def fuzzy_chance(self, v: int) -> float:
         """How likely one of the options is taken where x has no child."""
@@ -191,7 +211,10 @@ class SlowAccept:
 
     def gains(self, v: int) -> dict[int, float]:
         """1 + V(c) - cost(c) / b of all steps allowed at v; x's child first."""
-        hit = self.hit(v, self.p[v].index(1.0))
+        x = self.p[v].index(1.0)
+        hit = self.hit(v, x)
+        if self.keeps(x):
+            return {} if hit is None else {hit: 0.0}
         found = {} if hit is None else {hit: 1 + self.value(hit)}
         for c in self.options(v):
             cost = self.regret(v, self.token[c]) / self.rule.price
@@ -200,19 +223,26 @@ class SlowAccept:
 
     def log_z(self, v: int) -> float:
         """log z(v) at temperature tau > 0; b / tau is a token's worth."""
+        rest = math.fsum(p for token, p in enumerate(self.p[v]) if not self.keeps(token))
+        weights = self.weights(v).items()
+        total = math.fsum(w for token, w in weights if not self.keeps(token))
+        return rest * math.log(total / rest) if rest else 0.0
+
+    def weights(self, v: int) -> dict[int, float]:
+        """P of every token, times e^(b / tau) z of what is behind it where it is an option."""
         worth = self.rule.price / self.sampling.temperature
-        below = [(self.p[v][self.token[c]], worth + self.log_z(c)) for c in self.children[v]]
-        return math.log(self.outside(v) + math.fsum(p * math.exp(value) for p, value in below))
+        weights = dict(enumerate(self.p[v]))
+        for c in self.options(v):
+            weights[self.token[c]] *= math.exp(worth + self.log_z(c))
+        return weights
 
     def new(self, v: int) -> list[float]:
         """The distribution of the token that `path` emits at v, tau > 0."""
         if not self.children[v] or self.rule.price == 0:
             return self.p[v]
-        worth, z = self.rule.price / self.sampling.temperature, math.exp(self.log_z(v))
-        tilted = [p / z for p in self.p[v]]
-        for c in self.children[v]:
-            tilted[self.token[c]] *= math.exp(worth + self.log_z(c))
-        return tilted
+        free = {token: w for token, w in self.weights(v).items() if not self.keeps(token)}
+        rest, total = math.fsum(self.p[v][token] for token in free), math.fsum(free.values())
+        return [rest * free[t] / total if t in free else p for t, p in enumerate(self.p[v])]
 
     # --- rivals ---
 
@@ -230,7 +260,7 @@ class SlowAccept:
 
     def step(self, v: int, x: int) -> tuple[float, dict[int, float]]:
         """How likely the exact step is kept where x is drawn at v, and the children else taken."""
-        hit, options = self.hit(v, x), self.options(v)
+        hit, options = self.hit(v, x), [] if self.keeps(x) else self.options(v)
         if self.kind == "exact" or not self.children[v]:
             return 1.0, {}
         if self.kind == "fsd-paper":
@@ -361,12 +391,18 @@ def goes(rule: Rule, sampling: SamplingConfig, guards: tuple[Guard, ...] = ()) -
 
 
 def assert_agrees(
-    round_: tuple, rule: Rule, sampling: SamplingConfig, guards=(), stop=(), slow_kind=SlowAccept
+    round_: tuple,
+    rule: Rule,
+    sampling: SamplingConfig,
+    guards=(),
+    stop=(),
+    slow_kind=SlowAccept,
+    answer=(),
 ) -> Acceptance:
     """The outcome is the reference's: path, tokens, fuzzy flags, and what each token costs."""
     tree, logits_NV, uniform_S3 = round_
-    got = outcome(round_, rule, sampling, guards, stop_token_ids=stop)
-    slow = slow_kind(tree, logits_NV, Policy(rule, sampling, guards), stop)
+    got = outcome(round_, rule, sampling, guards, stop_token_ids=stop, answer=answer)
+    slow = slow_kind(tree, logits_NV, Policy(rule, sampling, guards), stop, answer)
     want = slow.walk(uniform_S3.tolist())
     assert got.path == [step.node for step in want], rule
     assert got.tokens == [step.token for step in want], rule

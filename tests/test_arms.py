@@ -86,8 +86,7 @@ def test_an_arm_that_names_the_tree_of_the_run_is_the_one_that_names_none():
     ],
 )
 def test_lossy_arms_on_hybrid_trees_have_guards_by_default(text, guards):
-    """At temperature 0 alone, and only as far as the arm does not say otherwise."""
-    arm = parse_arm(text)
-    assert arm.policy(SamplingConfig()).guards == guards
-    named = tuple(guard for guard in guards if guard == NoRepeat(2))
-    assert arm.policy(SamplingConfig(1.0)).guards == named
+    """At every temperature, as far as the arm does not say otherwise."""
+    for sampling in (SamplingConfig(), SamplingConfig(1.0)):
+        parse_arm(text).check(sampling)
+        assert parse_arm(text).policy(sampling).guards == guards

@@ -2,6 +2,8 @@
 first round is that round, and the chosen arm is the fastest that keeps to the cost."""
 
 import json
+import math
+from dataclasses import dataclass
 
 import pytest
 from commands import bench_options, rows
@@ -9,9 +11,12 @@ from tiny import prompt_tokens, tiny_head, tiny_target
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig, parse_tree
+from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
+from eagle_fsd.decoding.verified import Rule
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.calibrate import arm_rows, choose, predict
+from eagle_fsd.rules.fsd import Exact, Fsd
 
 pytestmark = pytest.mark.processes  # whole commands
 COMMAND = "evaluate/calibrate.py"
@@ -44,28 +49,35 @@ def test_a_round_is_predicted(temperature):
     assert lossy > 2
 
 
+@dataclass(frozen=True)
+class Silent(Fsd):
+    """Does not know its TV."""
+
+    tv = Rule.tv
+
+
 def test_rates_by_hand_and_a_cost_that_a_rule_does_not_know():
     """Over two answers, of which the second ends with its first token. Bug held down: above
     temperature 0 an unknown cost's NaN was no JSON, after all had been decoded."""
     target, sampling = tiny_target("llama"), SamplingConfig(0.8)
     drafter = EagleDrafter(tiny_head(target, seed=3), target, parse_tree("7x3x4"))
-    policies = {name: parse_arm(name).policy(sampling) for name in ("exact", "fsd:inf,ends=1")}
+    policies = {"exact": Policy(Exact(), sampling), "silent": Policy(Silent(math.inf), sampling)}
     counts = []
     for budget in (20, 1):
         config = DecodeConfig(policies["exact"], StopConfig(budget))
         counts.append(predict(target, drafter, policies, prompt_tokens(9), config))
     counts = json.loads(json.dumps(counts, allow_nan=False))
     assert counts[1]["exact"]["rounds"] == 0
-    exact, guarded = arm_rows(counts, "exact")
+    exact, silent = arm_rows(counts, "exact")
     assert exact["cost"]["value"] == 0 and exact["gain"]["value"] == 1 and exact["questions"] == 2
-    assert guarded["cost"]["value"] is None and guarded["fuzzy_share"]["value"] > 0
+    assert silent["cost"]["value"] is None and silent["fuzzy_share"]["value"] > 0
     # of two arms both in the same rounds, which last as long
     rounds, seconds, tokens = (counts[0]["exact"][k] for k in ("rounds", "seconds", "tokens"))
     assert exact["tokens_per_second"]["value"] == pytest.approx(tokens / seconds)
     assert exact["tokens_per_round"]["value"] == pytest.approx(tokens / rounds)
     for rate in ("tokens_per_round", "tokens_per_second"):
-        ratio = guarded[rate]["value"] / exact[rate]["value"]
-        assert guarded["gain"]["value"] == pytest.approx(ratio)
+        ratio = silent[rate]["value"] / exact[rate]["value"]
+        assert silent["gain"]["value"] == pytest.approx(ratio)
 
 
 def test_the_fastest_within_the_cost_is_chosen():

@@ -127,6 +127,25 @@ def test_what_makes_arms_less_comparable_is_told(run_folder):
     assert run.origin("device") == "a machine / another"
 
 
+@pytest.mark.parametrize("questions", [7, 8])
+def test_an_arm_that_loops_more_than_plain_is_told(tmp_path, questions):
+    """Of eight answers; of fewer no interval of plain's is known. exact's are plain's."""
+    records = made_run(questions)
+    for arm, looping in {"fsd:0.4": 4, "random:0.3": 2, "exact": 8}.items():
+        for record in records[arm][:looping]:
+            record["turns"][0]["token_ids"] += [3, 1, 4] * 9
+    run = read_run(write_run(tmp_path / "run", records))
+    told = " ".join(run.doubts())
+    if questions == 7:
+        assert not told
+        return
+    assert "50 % of fsd:0.4's" in told and "0 % of plain's do and by chance 37 % at most" in told
+    assert "random" not in told and "exact" not in told
+    write_report.write_report([run], tmp_path / "report")
+    page = Page((tmp_path / "report" / "index.html").read_text())
+    assert "50 % of fsd:0.4's" in " ".join(page.texts["p"])
+
+
 def test_what_lacks_a_field_is_told_by_file_and_field(run_folder, tmp_path):
     """Of records and scores by line too, and of what is no record at all."""
     first = read_lines(run_folder / "records/arm2.jsonl")[0]

@@ -13,7 +13,9 @@ from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.loop import answer_uniforms
 from eagle_fsd.decoding.sampling import argmax, draw, filter_logits, inverse_cdf, next_token_probs
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper, Random
+from eagle_fsd.rules.guards import Ends, NoRepeat
 from eagle_fsd.rules.price import PathRule
+from eagle_fsd.rules.thresholds import Ratio
 
 
 def random_logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
@@ -85,28 +87,41 @@ def test_inverse_cdf_at_its_boundaries():
 # --- what the rules emit ------------------------------------------------------------------------
 
 
+BOTH = NoRepeat(2), Ends(1)
+
+
 @pytest.mark.parametrize(
-    "rule, sampling",
+    "rule, sampling, guards",
     [
-        (Exact(), SamplingConfig(1.0)),
-        (Fsd(0.02, "draft"), SamplingConfig(1.0)),  # D passes at the root alone
-        (Fsd(math.inf, "sample"), SamplingConfig(0.7)),
-        (FsdPaper(0.045, "sample"), SamplingConfig(1.2, top_k=4, top_p=0.95)),
-        (Random(0.25), SamplingConfig(1.0)),
-        (PathRule(2.0), SamplingConfig(0.8)),
-        (PathRule(1.5), SamplingConfig(1.2, top_k=4, top_p=0.95)),
+        (Exact(), SamplingConfig(1.0), ()),
+        (Fsd(0.02, "draft"), SamplingConfig(1.0), ()),  # D passes at the root alone
+        (Fsd(math.inf, "sample"), SamplingConfig(0.7), ()),
+        (FsdPaper(0.045, "sample"), SamplingConfig(1.2, top_k=4, top_p=0.95), ()),
+        (Random(0.25), SamplingConfig(1.0), ()),
+        (PathRule(2.0), SamplingConfig(0.8), ()),
+        (PathRule(1.5), SamplingConfig(1.2, top_k=4, top_p=0.95), ()),
+        (Fsd(math.inf, "sample"), SamplingConfig(0.7), BOTH),
+        (FsdPaper(math.inf, "target"), SamplingConfig(1.0), BOTH),
+        (Ratio(9.0), SamplingConfig(1.0), BOTH),
+        (PathRule(2.0), SamplingConfig(0.8), (NoRepeat(2),)),
+        (PathRule(2.0), SamplingConfig(0.8), (Ends(1),)),
+        (PathRule(1.5), SamplingConfig(1.2, top_k=4, top_p=0.95), BOTH),
     ],
     ids=str,
 )
-def test_a_round_emits_its_distribution(rule, sampling):
+def test_a_round_emits_its_distribution(rule, sampling, guards):
     """All tokens of 2,000 rounds over 5 tokens by chi-square, and TV is what is recorded; of path x
-    is kept as often as the maximal coupling says, 1 - TV."""
+    is kept as often as the maximal coupling says, 1 - TV.
+
+    Where there are guards, P after the root is .49 of an allowed draft, .19 of one that repeats the
+    answer and has a draft behind it, .19 of a drafted stop token, .10 of another and .04."""
     draws, fuzzy, count = 2000, 0, Counter()
-    tree, logits_NV, _ = random_round(8, depth=2, vocab=5)
-    policy = Policy(rule, sampling)
-    slow = SlowAccept(tree, logits_NV, policy)
+    tree, logits_NV, _ = random_round(12 if guards else 8, depth=2, vocab=5)
+    policy, stop, answer = Policy(rule, sampling, guards), {0, 3} if guards else (), [3, 1, 3]
+    slow = SlowAccept(tree, logits_NV, policy, stop, answer)
+    given = {"policy": policy, "stop_token_ids": stop, "answer": answer}
     for uniform_S3 in torch.rand(draws, 3, 3, generator=torch.Generator().manual_seed(2)):
-        got = accept(tree, logits_NV, uniform_S3, policy=policy)
+        got = accept(tree, logits_NV, uniform_S3, **given)
         count[tuple(got.tokens)] += 1
         fuzzy += got.fuzzy[0]
         assert got.tv == pytest.approx([slow.tv(v) for v in got.path], abs=1e-6)

@@ -103,10 +103,21 @@ def test_rejection_sees_the_draft_s_distribution_over_the_whole_vocabulary(reduc
             assert got == pytest.approx([want.get(token, 0.0) for token in range(V)], abs=1e-6)
 
 
-def test_log_prob_holds_where_float32_has_no_p():
-    """A price compares logarithms; e^-150 is 0 in float32."""
+def test_logarithms_hold_where_float32_has_no_p():
+    """A price compares them; e^-150 is 0 in float32."""
     logits_1V = torch.tensor([[0.0] + [-150.0] * 12])
     asked = {"row_C": torch.zeros(2, dtype=torch.int64), "token_C": torch.arange(2)}
-    rows = replace(random_rows(0, WARM, False), target_MV=logits_1V, **asked)
+    rows = replace(random_rows(0, WARM, False), target_MV=logits_1V, stop_token_ids={0}, **asked)
     assert COLUMNS["log_prob"](rows).tolist() == pytest.approx([0.0, -150.0])
     assert COLUMNS["prob"](rows)[1] == 0
+    assert COLUMNS["log_goes_on"](rows).item() == pytest.approx(math.log(12) - 150)
+
+
+def test_an_answer_goes_on_with_what_is_no_stop_token():
+    """Of what top-k and top-p leave; a stop token that the model does not have is none of it."""
+    for sampling, stop in itertools.product(SAMPLINGS[1:], ((), (3,), (3, 5, 10**6))):
+        rows = replace(random_rows(0, sampling, False), stop_token_ids=stop)
+        for got, row in zip(COLUMNS["log_goes_on"](rows), rows.target_MV.tolist(), strict=True):
+            p = slow_p(row, sampling)
+            left = math.fsum(x for token, x in enumerate(p) if token not in stop)
+            assert math.exp(got) == pytest.approx(left, abs=1e-6)

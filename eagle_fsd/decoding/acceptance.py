@@ -71,6 +71,8 @@ class Policy:
         names = ["regret", *self.rule.columns]
         names += [name for guard in self.guards for name in guard.columns]
         names += ["supported"] if self.sampling.filters else []
+        if self.sampling.temperature > 0 and any(guard.keeps_ends for guard in self.guards):
+            names.append("log_goes_on")
         for name in names:
             check_known("column", name, PLACES | DRAFTS)
         return list(dict.fromkeys(names))
@@ -189,6 +191,7 @@ def tabulate(
             tree.draft_row_N.index_select(0, node_M),
             tree.draft_token_R,
             tree.max_children,
+            stop_token_ids,
         )
         if sampling.temperature == 0:  # the largest logit is the token's own
             return rows, rows.argmax_M, rows.best_M - rows.best_M

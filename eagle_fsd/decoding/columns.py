@@ -7,6 +7,7 @@ a function and an entry in one of the two tables.
     PLACES
     top1           the target's probability of its likeliest token, without any filter
     entropy        the entropy of the target's distribution without any filter, in nats
+    log_goes_on    log of P of all tokens that are no stop tokens, above temperature 0
     js, tv, ...    every divergence of the two raw rows (divergence.py)
 
     DRAFTS
@@ -30,7 +31,7 @@ R draft vocabulary.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -50,6 +51,7 @@ class Rows:
         row_C, token_C: each draft: the number of its parent's row among these, and its token.
         draft_row_M: which row of the drafter's raw logits is a place's; -1 where it has none.
         draft_token_R, max_children: see DraftTree.
+        stop_token_ids: tokens that end the answer.
     """
 
     target_MV: torch.Tensor
@@ -60,6 +62,7 @@ class Rows:
     draft_row_M: torch.Tensor
     draft_token_R: torch.Tensor | None = None
     max_children: int | None = None
+    stop_token_ids: Collection[int] = ()
 
     @cached_property
     def child_MK(self) -> torch.Tensor:
@@ -91,6 +94,11 @@ class Rows:
         if self.sampling.temperature == 0:
             return next_token_probs(self.target_MV, self.sampling)
         return torch.softmax(self.filtered_MV, dim=-1)
+
+    @cached_property
+    def log_prob_MV(self) -> torch.Tensor:
+        """log P above temperature 0."""
+        return torch.log_softmax(self.filtered_MV, dim=-1)
 
     @cached_property
     def raw_prob_MV(self) -> torch.Tensor:
@@ -139,7 +147,7 @@ def log_prob(rows: Rows) -> torch.Tensor:
     """Exact where P itself is too small for a float32."""
     if rows.sampling.temperature == 0:
         return prob(rows).log()
-    return rows.at_drafts(torch.log_softmax(rows.filtered_MV, dim=-1))
+    return rows.at_drafts(rows.log_prob_MV)
 
 
 def raw_prob(rows: Rows) -> torch.Tensor:
@@ -176,6 +184,14 @@ def entropy(rows: Rows) -> torch.Tensor:
     return torch.special.entr(rows.raw_prob_MV).sum(-1)
 
 
+def log_goes_on(rows: Rows) -> torch.Tensor:
+    """Exact where an end is all but certain, and what is left too small for 1 - P."""
+    left_MV = rows.log_prob_MV.clone()
+    for token in rows.stop_token_ids:
+        left_MV[:, token : token + 1] = -math.inf  # an id beyond the vocabulary is no column
+    return left_MV.logsumexp(-1)
+
+
 def raw_divergence(rows: Rows, *, name: str) -> torch.Tensor:
     return divergence(name, rows.target_MV, rows.draft_MR, rows.draft_token_R)
 
@@ -184,6 +200,7 @@ Column = Callable[[Rows], torch.Tensor]
 PLACES: dict[str, Column] = {
     "top1": top1,
     "entropy": entropy,
+    "log_goes_on": log_goes_on,
     **{name: partial(raw_divergence, name=name) for name in DIVERGENCES},
 }
 DRAFTS: dict[str, Column] = {

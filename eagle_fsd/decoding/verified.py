@@ -67,6 +67,8 @@ class VerifiedTree:
         self.sampling, self.greedy, self.answer = sampling, sampling.temperature == 0, answer
         self._exact, self._draw_leaf, self._uniforms = exact, draw_leaf, uniforms
         self._guards, self.stop_token_ids = guards, frozenset(stop_token_ids)
+        self._keeps_ends = any(guard.keeps_ends for guard in guards)
+        self._allowed: dict[int, list[int]] = {}
         self._computed: dict[Callable, object] = {}
         self.children: list[list[int]] = [[] for _ in tokens]
         self.depths = [0] * len(tokens)
@@ -104,15 +106,38 @@ class VerifiedTree:
                 return child
         return None
 
+    def allowed(self, v: int) -> list[int]:
+        """Children that may be taken in the place of another token, whatever the exact one is, in
+        the draft's order: those that top-k and top-p leave, and every guard allows."""
+        if v not in self._allowed:
+            self._allowed[v] = [
+                child
+                for child in self.children[v]
+                if ("supported" not in self.values or self.value("supported", child))
+                and all(self._allows(guard, child) for guard in self._guards)
+            ]
+        return self._allowed[v]
+
     def options(self, v: int) -> list[int]:
-        """Children that may be taken although the exact token is another, in the draft's order:
-        those that top-k and top-p leave, and every guard allows."""
-        return [
-            child
-            for child in self.children[v]
-            if ("supported" not in self.values or self.value("supported", child))
-            and all(self._allows(guard, child) for guard in self._guards)
-        ]
+        """Children that may be taken although the exact token is another: none where that is a
+        stop token which a guard keeps."""
+        return [] if self.children[v] and self.keeps_exact(v) else self.allowed(v)
+
+    def keeps(self, token: int) -> bool:
+        """Whether it is a stop token, and a guard says that those keep their probability."""
+        return self._keeps_ends and token in self.stop_token_ids
+
+    def keeps_exact(self, v: int) -> bool:
+        """The same of the exact token after v."""
+        return self._keeps_ends and self.exact(v)[0] in self.stop_token_ids
+
+    def log_goes_on(self, v: int) -> float:
+        """log P_v of the tokens that need not be kept, all without such a guard."""
+        if not self._keeps_ends:
+            return 0.0
+        if self.greedy:
+            return -math.inf if self.keeps_exact(v) else 0.0
+        return self.value("log_goes_on", v)
 
     def _allows(self, guard: "Guard", child: int) -> bool:
         allowed = guard.allows(self, child)
@@ -136,9 +161,11 @@ class VerifiedTree:
         """The drafts from below the root down to v, itself the last; none for the root."""
         return [*self.ancestors(self.parents[v]), v] if v else []
 
-    def undrafted_prob(self, v: int) -> float:
-        """P_v of all tokens that were not drafted there; reads the column `prob`."""
-        return max(0.0, 1 - sum(self.value("prob", child) for child in self.children[v]))
+    def replaceable_prob(self, v: int) -> float:
+        """P_v of all tokens that were not drafted there and need not be kept; reads the column
+        `prob`."""
+        drafted = (c for c in self.children[v] if not self.keeps(self.tokens[c]))
+        return max(0.0, math.exp(self.log_goes_on(v)) - sum(self.value("prob", c) for c in drafted))
 
     def uniform(self, v: int, column: int) -> float:
         """A random number in [0, 1) of the token that v emits; column 1 or 2."""
@@ -228,13 +255,20 @@ class Guard:
     """A predicate on a draft, which goes with any rule: a draft that it does not allow is taken
     only where it is the exact token. A frozen dataclass of one field.
 
+    A rule that steps asks it where the exact token is drawn. One that says above temperature 0 how
+    probable each draft becomes (rules/price.py) asks it of every draft: one that is not allowed is
+    as a token that was not drafted, but for the drafts behind it if it is drawn after all.
+
     Attributes:
+        keeps_ends: besides, every stop token keeps its probability, drafted or not: where it is
+            the exact token it is emitted.
         reads_exact_token: it asks what the exact token is, so that above temperature 0 the rule's
-            own TV is not that of what is emitted.
+            own TV is not that of what is emitted, and rules that weigh every draft refuse it.
         off: its value allows every draft: a way to say that a default guard is not wanted.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()
+    keeps_ends: ClassVar[bool] = False
     reads_exact_token: ClassVar[bool] = False
 
     @property

@@ -38,7 +38,7 @@ class DrafterSettings(Protocol):
         head: the type of head that it needs, if that is not any.
         shape: of its trees, if it is named; None: the model's, or it has none.
         vocab_size: see Drafter, as far as it is known before the drafter is built.
-        greedy_guards: the guards that a lossy rule has by default on its trees, at temperature 0.
+        default_guards: the guards that a lossy rule has on its trees if its arm states none.
         recycle: how many of the target's own top tokens are kept of every verified node, accepted
             or not, and drafted later; 0: none.
     """
@@ -48,7 +48,7 @@ class DrafterSettings(Protocol):
     needs_draft_model: ClassVar[bool] = False
     shape: TreeConfig | None = None
     vocab_size: ClassVar[int | None] = None
-    greedy_guards: ClassVar[tuple[Guard, ...]] = ()
+    default_guards: ClassVar[tuple[Guard, ...]] = ()
     samples: ClassVar[bool] = False
     recycle: int = 0
 
@@ -139,7 +139,7 @@ class HybridSettings(GrownTree):
     """
 
     needs_head: ClassVar[bool] = True
-    greedy_guards: ClassVar[tuple[Guard, ...]] = (NoRepeat(3), Ends(1))
+    default_guards: ClassVar[tuple[Guard, ...]] = (NoRepeat(3), Ends(1))
     recycle: int = 0
 
     def __post_init__(self):

@@ -16,9 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from statistics import median
 
-from eagle_fsd.arms import BY_TRANSFORMERS, parse_arm
+from eagle_fsd.arms import BY_TRANSFORMERS, PLAIN, parse_arm
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.metrics import by_category, summarize
+from eagle_fsd.evaluation.metrics import EXACT, by_category, summarize
 from eagle_fsd.evaluation.record_numbers import Record, rounds_of, seconds
 from eagle_fsd.evaluation.tables import Table, run_tables, verdict
 from eagle_fsd.runs.folder import answer_key, records_by_arm
@@ -151,6 +151,17 @@ class RunData:
             doubts.append(
                 "arms have different numbers of answers, and what is measured is over the "
                 f"questions that all have answered. The answers of each: {counted}"
+            )
+        # 3. another text: a repeated one is easily drafted
+        lossless = (PLAIN, EXACT, *BY_TRANSFORMERS)
+        plain = next((row["looping"] for row in self.rows if row["rule"] == PLAIN), {})
+        most = plain.get("high")
+        loops = {row["arm"]: row["looping"] for row in self.rows if row["rule"] not in lossless}
+        if most is not None and (beyond := {a: x for a, x in loops.items() if x["value"] > most}):
+            shares = ", ".join(f"{100 * x['value']:.0f} % of {arm}'s" for arm, x in beyond.items())
+            doubts.append(
+                f"answers end in a loop, {shares}, where {100 * plain['value']:.0f} % of plain's "
+                f"do and by chance {100 * most:.0f} % at most might: what loops gain is no gain"
             )
         return doubts
 

@@ -67,9 +67,9 @@ class Exact(Rule):
 class ChildRule(Rule):
     """Goes to the exact token's child; where there is none, maybe to one of the options.
 
-    Emitted distribution, with C the drafted tokens: P(c) + take P(not in C) choice(c), and
-    (1 - take) P of other tokens; so TV = take P(not in C). Its field `child` is a name in
-    CHILD_CHOICES.
+    Emitted distribution, with C the drafted tokens and the stop tokens that a guard keeps:
+    P(c) + take P(not in C) choice(c), and (1 - take) P of other tokens; so TV = take P(not in C).
+    Its field `child` is a name in CHILD_CHOICES.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("prob", "regret", "draft_logit")
@@ -96,7 +96,7 @@ class ChildRule(Rule):
         return tree.pick(v, CHILD_CHOICES[self.child](tree, options))
 
     def tv(self, tree: VerifiedTree, v: int) -> float:
-        outside = tree.undrafted_prob(v) if tree.options(v) else 0.0
+        outside = tree.replaceable_prob(v) if tree.allowed(v) else 0.0
         return outside and outside * self.take(tree, v)
 
 
@@ -159,27 +159,29 @@ class FsdPaper(Fsd):
     child: str = "draft"  # as published; fsd's own default costs less (docs/rules.md)
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:
-        steps = self.steps(tree, v, tree.hit(v))
+        # the options, and the exact token's child, which needs nobody's leave
+        options, hit = tree.options(v), tree.hit(v)
+        steps = [c for c in tree.children[v] if c in options or c == hit]
         if not steps or not self.take(tree, v):
             return None
         return tree.pick(v, CHILD_CHOICES[self.child](tree, steps))
 
-    def steps(self, tree: VerifiedTree, v: int, hit: int | None) -> list[int]:
-        """The options, and the exact token's child, which needs nobody's leave."""
-        options = tree.options(v)
-        return [c for c in tree.children[v] if c in options or c == hit]
-
     def tv(self, tree: VerifiedTree, v: int) -> float:
-        options = tree.options(v)
+        options = tree.allowed(v)
         if not options or not self.take(tree, v):
             return 0.0
-        prob = {c: tree.value("prob", c) for c in tree.children[v]}
+        # of the tokens that need not be kept; the others are emitted as drawn
+        drafts = [c for c in tree.children[v] if not tree.keeps(tree.tokens[c])]
+        prob = {c: tree.value("prob", c) for c in drafts}
         exact = {c: p for c, p in prob.items() if p and c not in options}
-        exact[None] = 1 - math.fsum(exact.values())  # what is drawn makes no other difference
+        # what is drawn makes no other difference
+        exact[None] = math.exp(tree.log_goes_on(v)) - math.fsum(exact.values())
         emitted = dict.fromkeys(prob, 0.0)
         for hit, p in exact.items():
-            choice = CHILD_CHOICES[self.child](tree, self.steps(tree, v, hit))
+            choice = CHILD_CHOICES[self.child](
+                tree, [c for c in drafts if c in options or c == hit]
+            )
             for c, share in choice.items():
                 emitted[c] += p * share
         gaps = (abs(emitted[c] - prob[c]) for c in prob)
-        return 0.5 * (math.fsum(gaps) + tree.undrafted_prob(v))
+        return 0.5 * (math.fsum(gaps) + tree.replaceable_prob(v))

@@ -2,8 +2,10 @@
 
 no_repeat  a draft that would complete an n-gram of this length which the answer has had already is
            not allowed (transformers' no_repeat_ngram_size, for fuzzy tokens alone); 0 is off
-ends       1: where the target ends the answer, it ends: no draft takes the place of a stop token;
-           0 is off
+ends       1: the target alone ends the answer: a stop token keeps its probability, so that no draft
+           takes its place and it takes no other token's; 0 is off
+
+What they are at temperature 0 and above it: decoding/verified.py, Guard.
 """
 
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ class NoRepeat(Guard):
 
 @dataclass(frozen=True)
 class Ends(Guard):
-    reads_exact_token: ClassVar[bool] = True
+    keeps_ends: ClassVar[bool] = True
     on: int
 
     def __post_init__(self):
@@ -44,8 +46,7 @@ class Ends(Guard):
         return not self.on
 
     def allows(self, tree: VerifiedTree, child: int) -> bool:
-        exact_token, _ = tree.exact(tree.parents[child])
-        return exact_token not in tree.stop_token_ids
+        return tree.tokens[child] not in tree.stop_token_ids
 
 
 GUARDS: dict[str, type[Guard]] = {

@@ -2,8 +2,8 @@
 nats a token. Ours, no source does it in trees (nearest: ASD, arXiv 2608.03447, on chains).
 
 Regret is log P(argmax) - log P(c), raw, in nats. The price b means the same at every temperature.
-C(v) are the options at v (above temperature 0 its children: guards are refused there, and what
-top-k and top-p remove has P = 0), V(leaf) = 0:
+C(v) are the options at v (above temperature 0 the allowed drafts, whatever x is; what top-k and
+top-p remove has P = 0), V(leaf) = 0:
 
     0        V(v) = max(0, max over C(v) and x's child of 1 + V(c) - cost(c) / b),
              cost(x's child) = 0, else regret(c);
@@ -13,6 +13,12 @@ top-k and top-p remove has P = 0), V(leaf) = 0:
              z(v) = 1 - P_v(C) + e^(b / tau) sum over C of P_v(c) z(c);
              child c with probability P_v(c) e^(b / tau) z(c) / z(v), another token t with
              P_v(t) / z(v). Its value is (tau / b) log z(root), and tau log z / b tends to V.
+
+A draft that a guard forbids is among the other tokens t. If it is drawn, the path goes on behind it
+by the z there, which nothing above it counts on (at temperature 0 the way to it counts on it where
+it is x's child, and there alone V is no limit). Under a guard that keeps stop tokens these have
+their P. With s the sum of it, the rest are distributed as above with P / (1 - s) in the place of P,
+which gives z', and log z(v) = (1 - s) log z'. An end is no gain then: V(v) = 0 where x is one.
 
 b = 0 is exact, draw by draw.
 """
@@ -41,21 +47,32 @@ class Coupled(Rule):
     columns: ClassVar[tuple[str, ...]] = ("log_prob",)
 
     def check(self, sampling, drafter, guards=()) -> None:
-        if guards and sampling.temperature > 0:
+        if sampling.temperature > 0 and any(guard.reads_exact_token for guard in guards):
             raise BadInput(
-                "guards go with this rule at temperature 0 only: above it the rule weighs all "
-                "drafts, and a guard would leave some out"
+                "a guard that reads the exact token goes with this rule at temperature 0 only: "
+                "above it the rule says how probable each draft becomes before one is drawn"
             )
 
     def tilt(self, tree: VerifiedTree, v: int, child: int | None) -> float:
-        """log of the new probability over P, of a child's token, or of one that was not drafted."""
+        """log of the new probability over P, of an allowed child's token, or of any other that
+        need not be kept."""
         raise NotImplementedError
+
+    def log_probs(self, tree: VerifiedTree, v: int) -> dict[int, float]:
+        """Of the allowed children, among the tokens that need not be kept."""
+        rest = tree.log_goes_on(v) if tree.children[v] else 0.0
+        if rest == -math.inf:
+            return {}
+        return {c: tree.value("log_prob", c) - rest for c in tree.allowed(v)}
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:
         if not tree.children[v]:
             return None
         hit = tree.hit(v)
-        if tree.uniform(v, 2) < math.exp(min(0.0, self.tilt(tree, v, hit))):
+        if tree.keeps_exact(v):
+            return hit
+        tilt = self.tilt(tree, v, hit if hit in tree.allowed(v) else None)
+        if tree.uniform(v, 2) < math.exp(min(0.0, tilt)):
             return hit
         excess = self.excess(tree, v)
         if not any(excess.values()):  # x exceeds its share by rounding alone
@@ -63,8 +80,8 @@ class Coupled(Rule):
         return tree.pick(v, excess)
 
     def excess(self, tree: VerifiedTree, v: int) -> dict[int, float]:
-        """How far each child's new probability exceeds P."""
-        logps = {c: tree.value("log_prob", c) for c in tree.children[v]}
+        """How far each allowed child's new probability exceeds P."""
+        logps = {c: tree.value("log_prob", c) for c in tree.allowed(v)}
         news = {c: math.exp(p + self.tilt(tree, v, c)) for c, p in logps.items()}
         return {c: max(0.0, news[c] - math.exp(p)) for c, p in logps.items()}
 
@@ -103,7 +120,9 @@ class PathRule(Coupled):
         for v in reversed(range(len(value_N))):
             hit = tree.hit(v)
             if hit is not None:
-                value_N[v], best_N[v] = 1 + value_N[hit], hit
+                # one that ends the answer would be emitted as well if it were no draft
+                value_N[v] = 0.0 if tree.keeps(tree.tokens[hit]) else 1 + value_N[hit]
+                best_N[v] = hit
             for c in tree.options(v):
                 value = 1 + value_N[c] - tree.value("regret", c) / self.price
                 if c != hit and value > value_N[v]:
@@ -112,12 +131,13 @@ class PathRule(Coupled):
 
     # --- temperature tau > 0 --------------------------------------------------------------------
 
-    def log_z(self, tree: VerifiedTree) -> list[float]:
-        """log z of every node, float64; tau / b times it is the value of what lies below."""
+    def log_z(self, tree: VerifiedTree) -> tuple[list[float], list[float]]:
+        """log z' and log z of every node, float64; tau / b times z's is the value of what lies
+        below."""
         gain = self.price / tree.sampling.temperature
-        log_z_N = [0.0] * len(tree.tokens)
+        log_rest_N, log_z_N = [0.0] * len(tree.tokens), [0.0] * len(tree.tokens)
         for v in reversed(range(len(log_z_N))):
-            logps = {c: tree.value("log_prob", c) for c in tree.children[v]}
+            logps = self.log_probs(tree, v)
             if not logps:
                 continue
             outside = 1 - math.fsum(math.exp(p) for p in logps.values())
@@ -125,14 +145,15 @@ class PathRule(Coupled):
             if outside > 0:
                 terms.append(math.log(outside))
             top = max(terms)
-            log_z_N[v] = top + math.log(math.fsum(math.exp(term - top) for term in terms))
-        return log_z_N
+            log_rest_N[v] = top + math.log(math.fsum(math.exp(term - top) for term in terms))
+            log_z_N[v] = math.exp(tree.log_goes_on(v)) * log_rest_N[v]
+        return log_rest_N, log_z_N
 
     def tilt(self, tree: VerifiedTree, v: int, child: int | None) -> float:
-        log_z_N = tree.once_a_round(self.log_z)
+        log_rest_N, log_z_N = tree.once_a_round(self.log_z)
         if child is None:
-            return -log_z_N[v]
-        return self.price / tree.sampling.temperature - log_z_N[v] + log_z_N[child]
+            return -log_rest_N[v]
+        return self.price / tree.sampling.temperature - log_rest_N[v] + log_z_N[child]
 
     def tv(self, tree: VerifiedTree, v: int) -> float:
         if tree.greedy:

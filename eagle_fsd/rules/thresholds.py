@@ -23,7 +23,8 @@ RELAXED_TOP = 10  # TensorRT-LLM's relaxed_topk
 class TokenRule(Rule):
     """The exact token's child if there is one, else the option of least regret, if it is admitted.
 
-    Emitted distribution: P(c), and all of P(not in C) on that option.
+    Emitted distribution: P(c), and all of P(not in C) on that option, C the drafted tokens and the
+    stop tokens that a guard keeps.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("regret", "prob")
@@ -35,14 +36,16 @@ class TokenRule(Rule):
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:
         hit = tree.hit(v)
-        return self.admitted(tree, v) if hit is None else hit
+        return self.admitted(tree, tree.options(v)) if hit is None else hit
 
-    def admitted(self, tree: VerifiedTree, v: int) -> int | None:
-        best = min(tree.options(v), key=lambda c: tree.value("regret", c), default=None)
+    def admitted(self, tree: VerifiedTree, options: list[int]) -> int | None:
+        best = min(options, key=lambda c: tree.value("regret", c), default=None)
         return best if best is not None and self.admits(tree, best) else None
 
     def tv(self, tree: VerifiedTree, v: int) -> float:
-        return 0.0 if self.admitted(tree, v) is None else tree.undrafted_prob(v)
+        if self.admitted(tree, tree.allowed(v)) is None:
+            return 0.0
+        return tree.replaceable_prob(v)
 
 
 @dataclass(frozen=True)

@@ -33,24 +33,23 @@ class SlowRivals(SlowAccept):
 
     def new(self, v: int) -> list[float]:
         """The distribution of the token that a coupled rule emits at v, tau > 0."""
-        rule, drafted = self.rule, [self.token[c] for c in self.children[v]]
-        if self.kind not in COUPLED or not drafted:
+        if self.kind not in COUPLED:
             return super().new(v)
-        new, total = list(self.p[v]), math.fsum(self.p[v][t] for t in drafted)
-        if 0 < total < 1 - 1e-12:
-            reached = total
-            if self.kind == "cactus":
-                reached = min(1.0, total + (2 * rule.delta * total * (1 - total)) ** 0.5)
-            elif rule.kl < -math.log(total):
-                reached = scipy.optimize.brentq(
-                    lambda a: kl([a, 1 - a], [total, 1 - total]) - rule.kl, total, 1
-                )
-            else:
-                reached = 1.0
-            for token in drafted:
-                new[token] *= reached / total
+        rule, free = self.rule, [t for t in range(len(self.p[v])) if not self.keeps(t)]
+        drafted = [self.token[c] for c in self.options(v)]
+        rest = math.fsum(self.p[v][t] for t in free)
+        total = math.fsum(self.p[v][t] for t in drafted) / rest
+        if not 0 < total < 1 - 1e-12:
+            return self.p[v]
+        if self.kind == "cactus":
+            reached = min(1.0, total + (2 * rule.delta * total * (1 - total)) ** 0.5)
+        elif rule.kl < -math.log(total):
+            reached = scipy.optimize.brentq(
+                lambda a: kl([a, 1 - a], [total, 1 - total]) - rule.kl, total, 1
+            )
         else:
-            return new
-        left = math.fsum(p for token, p in enumerate(new) if token not in drafted)
-        scale = (1 - reached) / left if left else 0.0
-        return [p if token in drafted else p * scale for token, p in enumerate(new)]
+            reached = 1.0
+        left = math.fsum(self.p[v][t] for t in free if t not in drafted)
+        scale = {t: (1 - reached) * rest / left if left else 0.0 for t in free}
+        scale |= dict.fromkeys(drafted, reached / total)
+        return [p * scale.get(t, 1.0) for t, p in enumerate(self.p[v])]
