@@ -81,7 +81,11 @@ def try_damages(
                 (copy / name).write_bytes(content)
             with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
                 try:
-                    return "read", read(copy), said.getvalue().replace(place, "")
+                    return (
+                        "read",
+                        repr(read(copy)).replace(place, ""),
+                        said.getvalue().replace(place, ""),
+                    )
                 except SystemExit as end:
                     return "refused", None, f"{end.code}"
                 except Exception as error:
@@ -178,7 +182,7 @@ def bench(folder: Path) -> object:
     options = ["--target", TARGET, "--head", HEAD, "--dtype", "float32", "--device", "cpu"]
     options += ["--tree", "7x3x3", "--task", path, "--scorer", "contains", "--output", folder]
     run_main("evaluate/tasks.py", *options, "--max_new_tokens", 8, "--arms", "plain", "fsd:0.5")
-    return lines(folder), show(folder)
+    return lines(folder)
 
 
 def show(folder: Path) -> object:
@@ -187,8 +191,10 @@ def show(folder: Path) -> object:
     from eagle_fsd.evaluation.run_data import read_run
 
     run = read_run(folder)
+    for doubt in run.doubts():
+        print(f"warning: {doubt}", file=sys.stderr)
     tables = {title: table.rows for title, table in run.tables.items()}
-    said = [run.verdict(row) for row in run.rows], run.doubts(), run.subject, run.target
+    said = [run.verdict(row) for row in run.rows], run.subject, run.target
     return json.dumps([tables, pack_answers(run), said], allow_nan=False)
 
 
@@ -222,7 +228,7 @@ def training(folder: Path) -> object:
     from training_runs import train, write_data
 
     path = write_data(TARGET.parent / "data.jsonl.gz")
-    train(TARGET, path, folder, steps=6, save_every=3)
+    train(TARGET, path, folder, steps=6)
     return read_a_head(folder)
 
 
@@ -239,11 +245,17 @@ def main(output: str, only: str) -> None:
         "head": (write_random_head(place / "head", draft_vocab_size=7), read_a_head),
     }
     HEAD = write_random_head(place / "whole")
-    for kind, make in {"run": bench, "judged": judge, "data": data, "training": training}.items():
+    for kind, make in {
+        "run": show,
+        "resumed": bench,
+        "judged": judge,
+        "data": data,
+        "training": training,
+    }.items():
         if only in ("", kind):
             folder = place / kind / "made"
             folder.parent.mkdir()
-            if kind == "judged":
+            if kind in ("run", "judged"):
                 bench(folder)
             make(folder)
             kinds[kind] = (folder, make)
