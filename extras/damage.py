@@ -1,6 +1,6 @@
 """What a target's, a head's, a run's and a data folder's damaged files end in, counted.
 
-    python extras/damage.py --output damage.md
+    python extras/damage.py head target --output damage.tsv
 
 Every file is cut at a third of its length, emptied, and, of JSON, each of its fields is given a
 value of another type (of lists and of objects within objects the first few). Then the folder is
@@ -17,12 +17,13 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FEW = 3  # entries of a list or an object that are changed
-MANY = 100
+MANY = 100  # fields, from which on an object is a vocabulary, of which as few are changed
 DEEP = 3  # levels of objects in which fields are
 
 
@@ -34,7 +35,7 @@ def fields(value: object, place: tuple = ()) -> Iterator[tuple]:
     if isinstance(value, list):
         entries = enumerate(value)
     for number, (key, entry) in enumerate(entries):
-        few = place or len(value) > MANY  # a vocabulary is no object of fields
+        few = place or len(value) > MANY
         if len(place) < DEEP and (number < FEW or not few):
             yield from fields(entry, (*place, key))
 
@@ -81,11 +82,8 @@ def try_damages(
                 (copy / name).write_bytes(content)
             with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
                 try:
-                    return (
-                        "read",
-                        repr(read(copy)).replace(place, ""),
-                        said.getvalue().replace(place, ""),
-                    )
+                    found = repr(read(copy)).replace(place, "")
+                    return "read", found, said.getvalue().replace(place, "")
                 except SystemExit as end:
                     return "refused", None, f"{end.code}"
                 except Exception as error:
@@ -155,14 +153,11 @@ def read_target(folder: Path) -> object:
     return ids, model.text(ids), model.ends.ids, model.ends.strings, weights
 
 
-def read_a_head(folder: Path) -> object:
+def read_a_head(models: Path, folder: Path) -> object:
     from eagle_fsd.models.load import load_head, load_target_config
 
-    head = load_head(folder, load_target_config(str(TARGET)))
+    head = load_head(folder, load_target_config(str(models / "target")))
     return head.config, sum(t.double().sum().item() for t in head.state_dict().values())
-
-
-TARGET, HEAD = Path(), Path()
 
 
 def lines(folder: Path) -> list[str]:
@@ -172,14 +167,23 @@ def lines(folder: Path) -> list[str]:
     return [line for path in record_files(folder) for line in path.read_text().splitlines()]
 
 
-def bench(folder: Path) -> object:
+def bench(models: Path, folder: Path) -> object:
     """Answers questions, or goes on with them, and shows the run."""
     from commands import QUESTIONS, run_main, write_rows
 
     questions = [row | {"reference": [f"{row['question_id']}"]} for row in QUESTIONS[:2]]
     questions = [row | {"turns": row["turns"][:1]} for row in questions]
-    path = write_rows(TARGET.parent / "question.jsonl", *questions)
-    options = ["--target", TARGET, "--head", HEAD, "--dtype", "float32", "--device", "cpu"]
+    path = write_rows(models / "question.jsonl", *questions)
+    options = [
+        "--target",
+        models / "target",
+        "--head",
+        models / "whole",
+        "--dtype",
+        "float32",
+        "--device",
+        "cpu",
+    ]
     options += ["--tree", "7x3x3", "--task", path, "--scorer", "contains", "--output", folder]
     run_main("evaluate/tasks.py", *options, "--max_new_tokens", 8, "--arms", "plain", "fsd:0.5")
     return lines(folder)
@@ -198,7 +202,7 @@ def show(folder: Path) -> object:
     return json.dumps([tables, pack_answers(run), said], allow_nan=False)
 
 
-def judge(folder: Path) -> object:
+def judge(models: Path, folder: Path) -> object:
     """Judges a run, or goes on with that."""
     import os
 
@@ -213,65 +217,70 @@ def judge(folder: Path) -> object:
     return len(server.bodies), table
 
 
-def data(folder: Path) -> object:
+def data(models: Path, folder: Path) -> object:
     """Makes dialogues, or goes on with them, and reads them as training does."""
     from training_runs import data_options, make_data
 
     from eagle_fsd.training.data import read_dialogues
 
-    make_data(data_options(TARGET, folder, "--dialogues", "4"))
+    make_data(data_options(models / "target", folder, "--dialogues", "4"))
     return read_dialogues(folder, vocab_size=258)
 
 
-def training(folder: Path) -> object:
+def training(models: Path, folder: Path) -> object:
     """Trains a head, or goes on with that, and reads it."""
     from training_runs import train, write_data
 
-    path = write_data(TARGET.parent / "data.jsonl.gz")
-    train(TARGET, path, folder, steps=6)
-    return read_a_head(folder)
+    path = write_data(models / "data.jsonl.gz")
+    train(models / "target", path, folder, steps=6)
+    return read_a_head(models, folder)
 
 
-def main(output: str, only: str) -> None:
-    global TARGET, HEAD
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-    place = Path(tempfile.mkdtemp())
+def damage(kinds: Sequence[str]) -> list[tuple[str, ...]]:
+    """The rows of try_damages with their kind in front, of the folders of these kinds."""
     from tiny_folder import write_random_head
 
-    TARGET = make_target(place / "target", old=False)
-    kinds = {
-        "target": (TARGET, read_target),
-        "old": (make_target(place / "old", old=True), read_target),
-        "head": (write_random_head(place / "head", draft_vocab_size=7), read_a_head),
-    }
-    HEAD = write_random_head(place / "whole")
-    for kind, make in {
-        "run": show,
-        "resumed": bench,
-        "judged": judge,
-        "data": data,
-        "training": training,
-    }.items():
-        if only in ("", kind):
-            folder = place / kind / "made"
-            folder.parent.mkdir()
-            if kind in ("run", "judged"):
-                bench(folder)
-            make(folder)
-            kinds[kind] = (folder, make)
-    counts, rows = {}, []
-    for kind, (folder, read) in kinds.items():
-        if only in ("", kind):
-            found = [(kind, *row) for row in try_damages(folder, read)]
-            counts[kind] = Counter(row[3] for row in found)
-            rows += found
-    for kind, count in counts.items():
-        print(kind, dict(count))
-    Path(output).write_text("\n".join("\t".join(map(str, row)) for row in rows))
+    rows = []
+    with tempfile.TemporaryDirectory() as place:
+        models = Path(place)
+        make_target(models / "target", old=False)
+        make_target(models / "old", old=True)
+        write_random_head(models / "head", draft_vocab_size=7)
+        write_random_head(models / "whole")
+        for kind in kinds:
+            folder, read = models / kind, KINDS[kind]
+            if read is not read_target and read is not show:
+                read = partial(read, models)
+            if not folder.exists():
+                folder = folder / "made"
+                folder.parent.mkdir()
+                if kind in ("run", "judged"):
+                    bench(models, folder)
+                read(folder)
+            rows += [(kind, *row) for row in try_damages(folder, read)]
+    return rows
+
+
+# kind of folder -> how it is read, and made where it is no model's
+KINDS = {"target": read_target, "old": read_target, "head": read_a_head, "run": show}
+KINDS |= {"resumed": bench, "judged": judge, "data": data, "training": training}
+
+
+def main(kinds: list[str], output: Path) -> None:
+    """Write what every damage ended in, and print the counts."""
+    rows = damage(kinds or [*KINDS])
+    lines = ["\t".join(row).replace("\n", " ") + "\n" for row in rows]
+    output.write_text("".join(lines))
+    outcomes = ("refused", "told", "as before", "silent", "traceback")
+    print(f"| folder | {' | '.join(outcomes)} |\n|{'---|' * (len(outcomes) + 1)}")
+    for kind in dict.fromkeys(row[0] for row in rows):
+        counted = Counter(row[3] for row in rows if row[0] == kind)
+        print(f"| {kind} | {' | '.join(str(counted[name]) for name in outcomes)} |")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--output")
-    parser.add_argument("--only", default="")
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("kinds", nargs="*", help=f"Of {', '.join(KINDS)}; none: all.")
+    parser.add_argument("--output", type=Path, default=Path("damage.tsv"), help="A table.")
     main(**vars(parser.parse_args()))
