@@ -137,6 +137,9 @@ def test_values_are_compared_as_they_are():
     for body, test in PLAIN.items():
         assert run(body, test=f"assert {test}"), body
         assert not run(body, test=f"assert not ({test})"), body
+    equal = "class E:\n    def __eq__(self, other):\n        return True\n"
+    assert not run(f"{equal}return {{1: E()}}.values()", test="assert list(candidate()) == [2]")
+    assert not run(f"{equal}return iter([E()])", test="assert list(candidate()) == [2]")
     assert run("return C.A", test="assert candidate() is C.A", prompt=f"{ENUM}def f():\n")
     assert run("", prompt="def f():\n    return 2\n")
     answers = "def f(n=2): return n", "from operator import index as f", "f = max"

@@ -164,6 +164,7 @@ def _run_tests(
         resource.setrlimit(kind, (value, value))
 
     own = len(prompt.splitlines())  # behind this line the program is the answer's
+    views = collections.abc.Set | collections.abc.ValuesView
     harmless = {"__init__", "__new__", "__post_init__", "__repr__", "__str__", "__hash__"}
 
     def honest(value: object) -> object:
@@ -183,7 +184,7 @@ def _run_tests(
                         assert code.co_firstlineno <= own, f"{kind} has a {name} of the answer's"
             if isinstance(item, dict):
                 found += item.values()
-            if isinstance(item, list | tuple | collections.abc.Set | dict | collections.deque):
+            if isinstance(item, list | tuple | dict | collections.deque | views):
                 found += item
         return value
 
