@@ -4,7 +4,8 @@
     OPENAI_BASE_URL=http://localhost:8000/v1 OPENAI_API_KEY=none python evaluate/judge.py ...
 
 FastChat's protocol, every answer rated alone: its prompts, GPT-4's reference answers for math,
-reasoning and coding, temperature 0; but of a reply's marks the last one counts. In RUN/judge/JUDGE:
+reasoning and coding, temperature 0 where the judge takes it; but which of a reply's marks counts is
+told in eagle_fsd/tasks/judge.py, parse_rating. In RUN/judge/JUDGE:
 verdicts/, a run folder with every reply, to which is only ever appended; and made from it
 single.json and its rows as a table in single.md. A stopped or killed run continues where
 it was: run the same command again. What has a rating is not asked again, what has none is; answers
@@ -17,7 +18,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from eagle_fsd.cli import run_command
-from eagle_fsd.config import check_known
+from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.options import option
 
 
@@ -56,17 +57,20 @@ def run_judge(options: JudgeOptions) -> None:
 
     # 2. Count, and make the table of all arms that have ratings, of all turns and of each.
     failed = [replies[request["digest"]] for request in wanted if rating(request) is None]
-    print(f"\n{options.model}: {len(wanted) - len(failed)} ratings are in {verdicts.folder}")
+    told = f"{options.model}: {len(wanted) - len(failed)} ratings are in {verdicts.folder}"
     if failed:
-        print(f"{len(failed)} replies held none or were refused: the same command asks these again")
+        told += f"\n{len(failed)} replies held none or were refused; the same command asks them"
     if refusals := [row["error"] for row in failed if row["error"]]:
-        print(f"The first of {len(refusals)} refusals: {refusals[0]:.400}")
+        told += f"\nThe first of {len(refusals)} refusals: {refusals[0]:.400}"
     values = [
         request | {"score": score, "value": value}
         for request in requests
         if (value := rating(request)) is not None
         for score in (f"judge {options.model}", f"judge {options.model}, turn {request['turn']}")
     ]
+    if failed and len(failed) == len(wanted):  # a script is to hear of it
+        raise BadInput(told)
+    print(f"\n{told}")
     if values:
         print(f"\n{write_scores(folder / 'single', compare_scores(values))}")
 

@@ -24,7 +24,9 @@ class Handler(BaseHTTPRequestHandler):
         self.server.bodies.append(body)
         self.server.keys.add(self.headers["Authorization"])
         status = self.server.faults.pop(0) if self.server.faults else 200
-        text = json.dumps({"error": {"message": "no luck"}})
+        refusal = self.server.refusal(body)
+        status = 400 if refusal else status
+        text = json.dumps({"error": {"message": refusal or "no luck"}})
         if status == 200 and self.server.reply is None:
             text = json.dumps({"page": "Welcome"})
         elif status == 200:
@@ -40,9 +42,10 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving() -> Iterator[ThreadingHTTPServer]:
-    """A server that answers by its `reply`, by None no judge's, after the statuses in `faults`;
-    `bodies` is what it was asked."""
+    """A server that answers by its `reply`, by None no judge's, after the statuses in `faults`, and
+    with 400 what `refusal` has a word on; `bodies` is what it was asked."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.refusal = lambda body: ""
     server.reply, server.faults, server.bodies, server.keys = rating, [], [], set()
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server

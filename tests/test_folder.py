@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import full_disk, rows
+from commands import full_disk, rows, write_rows
 
 from eagle_fsd.cli import held_interrupt
 from eagle_fsd.config import BadInput
@@ -103,6 +103,38 @@ def test_records_of_which_run_json_does_not_tell_are_refused(tmp_path):
     (tmp_path / "run.json").unlink()
     with pytest.raises(BadInput, match="session '1'"):
         Run(tmp_path, {"max_new_tokens": 4})
+
+
+DAMAGES = {"turns": 7, "session": 7, "arm": None, "choice": "0", "temperature": "0", "tree": 7}
+DAMAGES |= {"seconds": "1", "reply": 7, "input_ids": [1, "2"], "loss_mask": 7}
+DAMAGES |= {"turns.0": [7], "turns.0.text": [{"text": 7}], "turns.0.rounds": [{"rounds": 7}]}
+DAMAGES |= {"turns.0.rounds.0.tv": [{"rounds": [{"tv": [0.5, "0.5"]}]}]}
+
+
+def test_fields_of_another_type_are_refused_and_an_empty_file_is_told(tmp_path, capsys):
+    """Regression: all were tracebacks, and of an empty file nothing was said."""
+    run = Run(tmp_path, {})
+    run.begin_session()
+    run.add("plain", row(1))
+    del run
+    path = tmp_path / "records" / "plain.jsonl"
+    (record,) = rows(path)
+    for field, value in DAMAGES.items():
+        name = field.partition(".")[0]
+        write_rows(path, record | {name: value}, record)
+        with pytest.raises(BadInput, match=f"plain.jsonl, line 1 is damaged: {name} of another"):
+            Run(tmp_path, {})
+    write_rows(path)
+    capsys.readouterr()
+    assert not Run(tmp_path, {}).records["plain"]
+    assert "warning: plain.jsonl is empty" in capsys.readouterr().err
+    write_rows(path, record)
+    path = tmp_path / "run.json"
+    whole = json.loads(path.read_text())
+    for changes in ({"options": 7}, {"sessions": 7}, {"sessions": [7]}):
+        path.write_text(json.dumps(whole | changes))
+        with pytest.raises(BadInput, match="run.json is damaged .* of another type"):
+            Run(tmp_path, {})
 
 
 def test_on_a_full_disk_what_was_there_stays(tmp_path):

@@ -47,6 +47,9 @@ WRONG = {
     "calls the test": "```python\nimport sys\ncheck = area = print\n```",
     "equal to all": "```python\nclass E(float):\n    __sub__ = lambda s, o: 0.0\n"
     "def area(r):\n    return E()\n```",
+    "holds what is equal to all": "```python\nclass E:\n    def __eq__(self, other):\n"
+    "        return True\ndef area(r):\n    return {1: [E()]}.values()\n```",
+    "return outside": f"```python\n{WHOLE}\nreturn area(2)\n```",
     "deep brackets": "```python\nx = " + "(" * 50_000 + "\n```",
 }
 
@@ -55,16 +58,22 @@ def test_right_answers_pass_and_wrong_ones_fail():
     for form, answer in RIGHT.items():
         assert check_program(answer, PROBLEM) == {"pass@1": 1.0, "parses": True}, form
     for form, answer in WRONG.items():
-        whole = form in ("exits in the function", "exits the process", "equal to all")
+        whole = form.startswith(("exits", "calls", "equal", "holds"))
         assert check_program(answer, PROBLEM) == {"pass@1": 0.0, "parses": whole}, form
     assert extract_code(RIGHT["text around"], "area") == WHOLE + "\n"
     assert extract_code("```js\nx\n```", "area") == "```js\nx\n```"
 
 
-def run(body: str, *, test: str = "assert candidate() == 2", seconds: float = 2) -> bool:
+def run(
+    body: str,
+    *,
+    test: str = "assert candidate() == 2",
+    seconds: float = 2,
+    prompt: str = "def f():\n",
+) -> bool:
     """Whether the check of a function f of this body passes."""
-    program = "def f():\n" + indent(body, "    ")
-    problem = {"prompt": "def f():\n", "test": f"def check(candidate):\n    {test}\n"}
+    program = prompt + indent(body, "    ")
+    problem = {"prompt": prompt, "test": f"def check(candidate):\n    {test}\n"}
     return humaneval.passes(program, **problem, entry_point="f", seconds=seconds)
 
 
@@ -97,6 +106,46 @@ def test_how_programs_end(monkeypatch):
     body += "thread.start(), thread.join(), print('x' * (1 << 25))\nassert os.listdir() == []\n"
     body += f"return (numpy.ones(9) @ numpy.ones(9)).astype(int), {values!r}"
     assert run(body, test=f"assert candidate() == (9, {values!r})", seconds=9)
+
+
+ENUM = "import enum\nclass C(enum.Enum):\n    A = 1\n    def __eq__(s, o): return s is o\n"
+# a body and a test that it passes where Python runs them one after the other
+PLAIN = {
+    "from collections import Counter\nreturn Counter('aab')": "candidate() == {'a': 2, 'b': 1}",
+    "from collections import defaultdict\nreturn defaultdict(int, a=1)": "candidate()['b'] == 0",
+    "from collections import namedtuple\nreturn namedtuple('P', 'x')(1)": "candidate().x == 1",
+    "from typing import NamedTuple\nclass P(NamedTuple):\n    x: int\nreturn P(1)": "candidate()"
+    " == (1,)",
+    "from fractions import Fraction\nreturn [Fraction(1, 2)]": "candidate() == [0.5]",
+    "from decimal import Decimal\nreturn Decimal(2)": "candidate() == 2",
+    "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nreturn P(1)": "candidate"
+    "().x == 1",
+    "import enum\nclass C(enum.IntEnum):\n    A = 1\nreturn C.A": "candidate() == 1",
+    "import datetime\nreturn datetime.date(2026, 1, 2)": "candidate().day == 2",
+    "return frozenset({1}), {1: 2}.keys()": "candidate() == ({1}, {1})",
+    "return float('inf'), -float('inf')": "candidate() == (float('inf'), -float('inf'))",
+    "yield from range(3)": "list(candidate()) == [0, 1, 2]",
+    "held = []\nheld.append(held)\nreturn held": "len(candidate()) == 1",
+    "return 1": "candidate.__name__ == 'f' and f() == 1",
+    "import copy, pickle\nreturn pickle.loads(pickle.dumps(f))": "candidate() is f",
+}
+
+
+def test_values_are_compared_as_they_are():
+    """Regression: a value was made anew from its text, and right ones without a literal failed; so
+    did all of a prompt that holds an enum, or whose last function is whole."""
+    for body, test in PLAIN.items():
+        assert run(body, test=f"assert {test}"), body
+        assert not run(body, test=f"assert not ({test})"), body
+    equal = "class E:\n    def __eq__(self, other):\n        return True\n"
+    assert not run(f"{equal}return {{1: E()}}.values()", test="assert list(candidate()) == [2]")
+    assert not run(f"{equal}return iter([E()])", test="assert list(candidate()) == [2]")
+    assert run("return C.A", test="assert candidate() is C.A", prompt=f"{ENUM}def f():\n")
+    assert run("", prompt="def f():\n    return 2\n")
+    answers = "def f(n=2): return n", "from operator import index as f", "f = max"
+    for answer in ("", "if True:\n    def f(): return 2", *answers):
+        program = f"def f():\n    'Two.'\n\n{answer}\n"
+        assert humaneval.has_body(program, "f") == bool(answer), answer
 
 
 def test_processes_that_an_answer_leaves_behind_are_killed():

@@ -108,14 +108,67 @@ def test_requests_ratings_and_scores_are_fastchats(
         assert figures == pytest.approx([1, first, 2, second, both], abs=1e-5)
 
 
+FORMAT = 'strictly following this format: "[[rating]]", for example: "Rating: [[5]]"'
+# replies, and which of their marks is the verdict by the prompts' own words
+RATINGS = {
+    "Good. Rating: [[8.5]]": 8.5,
+    "Rating: [[10.]]": 10,
+    "[[0]]": 0,
+    "[[7]]\n\nIt is helpful and to the point.": 7,
+    "The first turn is worth [[8]], the second less: [[6]]": 6,
+    "First turn: rating: [[8]]. Second turn: rating: [[6]]": 6,
+    "Rating: [[5]]. Had it shown its steps, I would have given [[7]].": 5,
+    "A full answer has a rating of [[10]]. **Rating:** [[3]] (it misses half)": 3,
+    f"I am to rate by {FORMAT}. It is good. [[8]]": 8,
+    f"It is wrong. Rating: [[2]]\n\n(By {FORMAT}.)": 2,
+    'It asks for "[[10]]". Rating: [[4]], see [1] and [[2023]].': 4,
+    "in [1], so [[9]]": 9,
+    "As [1] says, it is right. Rating: [6]": 6,
+    "It is right, but short.\n\n**[6]**": 6,
+    "Rating: [6]. It rests on [2].": 6,
+    "It rests on [2] and [3], and is wrong.": None,
+    "since [2023] nothing": None,
+    "[[seven]] 7/10": None,
+    "<think>A [[3]]? Or": None,
+    "A [[3]]? No.</think>Rating: [9]": 9,  # the template began the thought
+}
+
+
 def test_ratings_of_replies():
-    """Off the scale there is none. Regression: a mark that the judge thought of or quoted was
-    taken, as FastChat takes the first."""
-    ratings = {"Good. Rating: [[8.5]]": 8.5, "in [1], so [[9]]": 9, "Rating: [6]": 6, "[[0]]": 0}
-    ratings |= dict.fromkeys(["since [2023] nothing", "[[seven]] 7/10", "<think>A [[3]]? Or"])
-    ratings |= {"A [[3]]? No.</think>Rating: [9]": 9}  # the template began the thought
-    ratings |= {'It asks for "[[10]]". Rating: [[4]], see [1] and [[2023]].': 4}
-    assert {text: parse_rating(text) for text in ratings} == ratings
+    """Off the scale there is none. Regressions: a mark that the judge thought of or quoted was
+    taken, as FastChat takes the first; then one behind the verdict, or a citation."""
+    assert {text: parse_rating(text) for text in RATINGS} == RATINGS
+
+
+def test_endpoints_of_newer_models(judge, server, folder):
+    """What an error names is left out for the rest of the run, and told. Regressions: those that
+    take no max_tokens or no temperature 0 could not be asked; content in parts ended the judging;
+    one without a rating had status 0."""
+
+    def refusal(body: dict) -> str:
+        if "max_tokens" in body:
+            return "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+        if "temperature" in body:
+            return "Unsupported value: 'temperature' does not support 0 with this model."
+        return ""
+
+    server.refusal = refusal
+    parts = [{"type": "thinking", "thinking": "[[1]]"}]
+    parts += [{"type": "text", "text": text} for text in ("So [[", "4]]")]
+    server.reply = lambda body: parts
+    said = judge("--arms", "plain")
+    assert "6 ratings" in said and said.count("asking without it") == 2
+    assert {line["reply"] for line in replies(folder)} == {"So [[4]]"}
+    assert all(line["max_completion_tokens"] > 2048 for line in replies(folder))
+    assert not any("temperature" in line for line in replies(folder))
+    judge("--arms", "fsd:0.4")  # asked anew by a command that knows nothing
+    assert len(server.bodies) <= 2 * (6 + 2 * 4)
+    # one long prompt is no reason to ask all others otherwise
+    server.refusal = lambda body: "max_tokens is too large: your input has 3000 tokens"
+    asked = len(server.bodies)
+    said = judge("--arms", "exact")
+    assert said.startswith("error: gpt-4: 0 ratings") and "max_tokens is too large" in said
+    assert len(server.bodies) == asked + 6
 
 
 def test_scores_of_ratings():

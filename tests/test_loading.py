@@ -29,6 +29,7 @@ from eagle_fsd.models.load import (
     default_dtype,
     load_target,
     load_target_config,
+    load_tokenizer,
     target_digests,
     training_dtype,
 )
@@ -105,6 +106,19 @@ def edit_json(file: Path, **changes: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
+def edit_words(
+    folder: Path, *, merges: str = "t h\nth e\n", lone: bool = False, **changes: object
+) -> None:
+    """The tokenizer as two files of older ones, with these merges and ids, or none at all."""
+    vocab = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    (folder / "tokenizer.json").unlink()
+    names = {"tokenizer_class": "GPT2Tokenizer", "unk_token": None, "bos_token": "<s>"}
+    edit_json(folder / "tokenizer_config.json", **names)
+    vocab |= {"th": 258, "the": 259} | changes
+    (folder / "vocab.json").write_text(json.dumps({} if lone else vocab))
+    (folder / "merges.txt").write_text("" if lone else merges)
+
+
 def pickle_weights(folder: Path, **further: object) -> None:
     """The target's weights as a pickle, with these."""
     torch.save(load_file(folder / "model.safetensors") | further, folder / "pytorch_model.bin")
@@ -130,6 +144,31 @@ BROKEN = {
     "a library that is not here": (
         lambda f: edit_json(f / "config.json", quantization_config=BITSANDBYTES),
         ("bitsandbytes",),
+    ),
+    # bugs held down: the next but one was a traceback, as is every fault that tokenizers tells; of
+    # the others transformers took what it could read, and answers ended elsewhere or were others
+    "a chat template of spaces": (
+        lambda f: (f / "chat_template.jinja").write_text(" \n"),
+        ("chat template is empty",),
+    ),
+    "a tokenizer of another type": (
+        lambda f: edit_json(f / "tokenizer.json", pre_tokenizer={"type": "Novel"}),
+        ("Exception: data did not match any variant",),
+    ),
+    "a length that is no number": (
+        lambda f: edit_json(f / "tokenizer_config.json", model_max_length="seven"),
+        ("TypeError",),
+    ),
+    "a vocabulary cut off": (lambda f: edit_words(f, merges="#version: 0.2\nt h\n"), ("merges",)),
+    "a vocabulary of other ids": (lambda f: edit_words(f, b="3"), ("no integers",)),
+    "a vocabulary without a word": (lambda f: edit_words(f, lone=True), ("holds no words",)),
+    "end tokens cut off": (
+        lambda f: os.truncate(f / "generation_config.json", 30),
+        ("generation_config.json",),
+    ),
+    "an end token that is no number": (
+        lambda f: edit_json(f / "generation_config.json", eos_token_id=[1, "2"]),
+        ("eos_token_id [1, '2']",),
     ),
     # bug held down: beside weights it changed nothing, alone it was an "Unrecognized model"
     "an adapter": (lambda f: (f / "adapter_config.json").write_text("{}"), ("adapter", "merge")),
@@ -184,6 +223,9 @@ def test_what_loads_nevertheless(folder):
     """A type that transformers knows, whatever code its config names; a pickle of tensors; a tied
     lm_head, which is not stored, beside rotary frequencies of older files, which nothing reads."""
     want, _ = load_target(str(folder), dtype="float32")
+    (folder / "generation_config.json").unlink()
+    edit_words(folder)
+    assert load_tokenizer(str(folder)).tokenize("them") == ["the", "m"]
     edit_json(folder / "config.json", auto_map=OWN)
     load_target(f"random:{folder}", dtype="float32")
     pickle_weights(folder)

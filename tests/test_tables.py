@@ -152,6 +152,15 @@ def test_a_line_is_read_off_between_its_values():
         assert equal_gain(less, summarize(less)) == []
 
 
+def test_an_unfinished_run_is_read_off_over_the_questions_that_all_arms_have():
+    """Bug held down: gains were over these, and losses over what the line's own arms had."""
+    records = made_run(2 * LEAST)
+    same = {arm: rows[:LEAST] for arm, rows in records.items()}
+    records["random:0.3"] = records["random:0.3"][:LEAST]
+    rows = equal_gain(records, summarize(records))
+    assert rows == equal_gain(same, summarize(same)) and rows[0]["line"] == "fsd"
+
+
 def test_a_line_may_fall_with_its_value():
     """typical's larger value is the tighter one: the same rates are read off as where it rises."""
     records = made_run(LEAST)

@@ -45,14 +45,15 @@ def equal_gain(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) ->
     """A row for every curve and gain that lies between two of its measured arms, at most WIDEST
     apart: line, the gain, between (the values of the two arms), and every metric of LOSSES as
     {"value", "low", "high"}. Bounds are None where the gain is not reached without one of the
-    questions. Differences to plain are of the rates over all questions."""
-    table = []
+    questions. Differences to plain are of the rates over all questions, which are the rows': those
+    that all arms have, also where this line's arms have more of them."""
+    table, answered = [], shared_questions(records)
     for line, arms in curves(rows).items():
         exact = exact_beside(arms[0]["arm"], list(records))
         if not exact or PLAIN not in records:
             continue
         names = [PLAIN, exact, *(row["arm"] for row in arms)]
-        shared = shared_questions({name: records[name] for name in names})
+        shared = {name: answered[name] for name in names}
         tokens_AQ2, *losses = (
             np.array([rate_parts(key, [shared[arm][q] for q in shared[PLAIN]]) for arm in shared])
             for key in ("tokens_per_round", *LOSSES)

@@ -145,11 +145,11 @@ class RunData:
             text for session in self.used_sessions for text in session["warnings"]
         )
         # 2. other questions
-        counts = {a: len(rows) for a, rows in self.records.items() if a not in BY_TRANSFORMERS}
-        if len(set(counts.values())) > 1:
-            counted = ", ".join(f"{arm} {count}" for arm, count in counts.items())
+        asked = {a: rows for a, rows in self.records.items() if a not in BY_TRANSFORMERS}
+        if len({frozenset(map(answer_key, rows)) for rows in asked.values()}) > 1:
+            counted = ", ".join(f"{arm} {len(rows)}" for arm, rows in asked.items())
             doubts.append(
-                "arms have different numbers of answers, and what is measured is over the "
+                "arms have answers to different questions, and what is measured is over the "
                 f"questions that all have answered. The answers of each: {counted}"
             )
         # 3. another text: a repeated one is easily drafted

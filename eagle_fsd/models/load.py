@@ -27,6 +27,7 @@ from eagle_fsd.heads.files import head_folder, read_head
 from eagle_fsd.heads.mtp_files import is_mtp, is_text, parse_name, read_mtp
 from eagle_fsd.models.assets import EMBEDDED_ASSET, EMBEDDED_TARGET, embedded_target
 from eagle_fsd.models.gguf import take_metadata
+from eagle_fsd.models.model_files import check_tokenizer
 from eagle_fsd.models.weights import (
     PLACED,
     PLACEHOLDERS,
@@ -88,8 +89,12 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     path, options = source_of(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    except UNLOADABLE as error:
-        raise BadInput(f"target {name!r} has no tokenizer that loads ({reason(error)})") from error
+        check_tokenizer(path, tokenizer)
+    except Exception as error:  # the tokenizers library raises no other of what it cannot read
+        raise BadInput(
+            f"target {name!r} has no tokenizer that loads ({reason(error)}): mend or fetch its "
+            "files anew, or give another target"
+        ) from error
     # Some tidy up the spaces of a text (`a != b` to `a!= b`), which changes what is streamed.
     tokenizer.clean_up_tokenization_spaces = False
     return tokenizer

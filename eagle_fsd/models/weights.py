@@ -39,6 +39,7 @@ from eagle_fsd.heads.checkpoint import UNREADABLE
 from eagle_fsd.heads.draft_head import DraftHead, build_head
 from eagle_fsd.heads.head_config import head_shape
 from eagle_fsd.heads.mtp_head import without_mtp
+from eagle_fsd.models.model_files import check_generation
 
 # ImportError: a quantisation, an attention or a tokenizer needs a package that is not here
 UNLOADABLE = (*UNREADABLE, ImportError)
@@ -120,6 +121,7 @@ def stored_model(
     if chosen is not config:
         options["key_mapping"] = PREFIXES
     try:
+        check_generation(path)
         with quiet_loading():
             model, found = auto_class.from_pretrained(path, **options)
     except torch.OutOfMemoryError:  # which is a RuntimeError

@@ -18,7 +18,7 @@ FORMS = "JSON lines, a JSON list, Parquet, or .txt with a text a line, in UTF-8"
 
 class Row(dict):
     """A JSON object of a file of ours. A field that it lacks ends in a BadInput that names the
-    place, so that readers take what they need of a row and no form of it is written down."""
+    place, so that readers take what they need of a row; of what type it is, LINE and FILE say."""
 
     def __init__(self, place: str, found: dict):
         super().__init__(found)
@@ -34,6 +34,45 @@ class Row(dict):
         )
 
 
+# What fields of our files hold that must be of some type, wherever they are: one of these, or a
+# list of these, or of objects with such fields
+NUMBER, NONE = (int, float), type(None)
+ROUND = {"tokens": [int], "fuzzy": [int], "divergence": [*NUMBER, NONE]}
+ROUND |= {"tv": [*NUMBER], "regret": [*NUMBER]}
+TURN = {"prompt": (str,), "text": (str,), "token_ids": [int], "fuzzy_spans": [list]}
+TURN |= {"finish": (str,), "seconds": NUMBER, "thought": (int,), "rounds": [ROUND]}
+TURN |= {"seed": (int, NONE), "prompt_tokens": (int,)}
+LINE = {"session": (str,), "arm": (str,), "question_id": (int, str), "choice": (int,)}
+LINE |= {"category": (str,), "temperature": NUMBER, "tree": (str, NONE), "turns": [TURN]}
+LINE |= {"id": (int,), "part": (int,), "input_ids": [int], "loss_mask": [int], "reason": (str,)}
+LINE |= {"finished": (bool,), "reply": (str,), "digest": (str,), "scores": (Row,)}
+LINE |= {"prompt_ids": [int], "greedy_ids": [int], "step": (int,), "reference": [str]}
+LINE |= {"seconds": (*NUMBER, list, Row), "top_k": (int,), "top_p": NUMBER}
+LINE |= {"answer_id": (str,), "tstamp": NUMBER}
+SESSION = {"session": (str,), "versions": (Row,), "timed": (bool,), "warnings": [str]}
+SESSION |= {name: (str,) for name in ("commit", "device", "command")}
+SCORED = {"score": (str,), "arm": (str,), "questions": (int,), "mean": (Row,)}
+FILE = {"options": (Row,), "sessions": [SESSION], "rows": [SCORED], "step": (int,)}
+
+
+def wrong_field(row: object, kinds: dict) -> str:
+    """The first of these fields that an object has of another type; "": none, of the right kind."""
+    if not isinstance(row, dict):
+        return "object"
+    for name, kind in kinds.items():
+        if name not in row:
+            continue
+        entries = row[name] if isinstance(kind, list) else [row[name]]
+        if not isinstance(entries, list):
+            return name
+        if isinstance(kind[0], dict):
+            if any(wrong_field(entry, kind[0]) for entry in entries):
+                return name
+        elif set(map(type, entries)).difference(kind):
+            return name
+    return ""
+
+
 def read_lines(
     path: Path,
     *,
@@ -45,6 +84,8 @@ def read_lines(
     """
     rows, good = [], 0
     data = path.read_bytes()
+    if not data:  # a file is made with its first row
+        warn(f"{path.name} is empty: what it held is lost")
     for number, line in enumerate(data.splitlines(keepends=True), start=1):
         place = f"{path}, line {number}"
         try:
@@ -57,10 +98,10 @@ def read_lines(
             if repair:
                 os.truncate(path, good)
             break
-        if not isinstance(row, dict):
+        if wrong_field(row, LINE):
             raise BadInput(
-                f"{place} is damaged: {line!r:.60}; mend or delete that line, or "
-                "make the records anew, elsewhere"
+                f"{place} is damaged: {wrong_field(row, LINE)} of another type, or no JSON, in "
+                f"{line!r:.60}; mend or delete that line, or make the records anew, elsewhere"
             )
         good += len(line)
         if row:
@@ -137,8 +178,8 @@ def read_json(path: Path) -> Row:
     try:
         text = path.read_text(encoding="utf-8")
         whole = json.loads(text, object_hook=partial(Row, f"{path}"))
-        if not isinstance(whole, dict):
-            raise ValueError(f"no JSON object but {whole!r:.60}")
+        if name := wrong_field(whole, FILE):
+            raise ValueError(f"{name} of another type")
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path} is damaged ({error!r}): make it anew, elsewhere") from error
     return whole

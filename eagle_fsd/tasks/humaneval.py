@@ -78,24 +78,28 @@ def extract_code(answer: str, entry_point: str) -> str:
 
 
 def has_body(program: str, entry_point: str) -> bool:
-    """Whether it is Python and defines the function by more than a description and pass."""
+    """Whether it compiles and gives the function's name more than a description and pass."""
     tree = _parsed(program)
-    for node in tree.body if tree else ():
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
-            if entry_point in (getattr(target, "id", "") for target in node.targets):
-                return True
-        elif getattr(node, "name", "") == entry_point:
-            said = [s.value if isinstance(s, ast.Expr) else s for s in node.body]
-            if not all(isinstance(part, ast.Constant | ast.Pass) for part in said):
-                return True
+    for node in ast.walk(tree) if tree else ():
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.alias(asname=str(name)) | ast.alias(name):
+                if name == entry_point:
+                    return True
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
+                said = [s.value if isinstance(s, ast.Expr) else s for s in node.body]
+                empty = all(isinstance(part, ast.Constant | ast.Pass) for part in said)
+                if name == entry_point and not empty:
+                    return True
     return False
 
 
 def _parsed(text: str) -> ast.Module | None:
-    """None: it is no Python."""
+    """None: it is no Python, also where only compiling tells, as of a return outside a function."""
     with warnings.catch_warnings(action="ignore"):
         try:
-            return ast.parse(text)
+            tree = ast.parse(text)
+            compile(tree, "answer.py", "exec", dont_inherit=True)
+            return tree
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
 
@@ -138,11 +142,13 @@ def _run_tests(
 ) -> None:
     """Runs as text in a process that has nothing of this library: defines the answer's function,
     runs the tests on it, and writes the token once they have passed."""
-    import ast
+    import collections.abc
+    import functools
     import math
     import os
     import resource
     import sys
+    import types
 
     # 1. What it tells goes to a copy of standard output; the answer has no stream.
     verdict = os.fdopen(os.dup(1), "w")
@@ -157,24 +163,44 @@ def _run_tests(
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value))
 
-    def literal(value: object) -> object:
-        """The value as its text says, so that an object that equals all is no answer."""
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].set_printoptions(legacy="1.25")  # 2.0, not np.float64(2.0)
-        return ast.literal_eval(repr(value))
+    own = len(prompt.splitlines())  # behind this line the program is the answer's
+    views = collections.abc.Set | collections.abc.ValuesView
+    harmless = {"__init__", "__new__", "__post_init__", "__repr__", "__str__", "__hash__"}
 
-    def candidate(*arguments: object) -> object:
-        return literal(answer[entry_point](*literal(arguments)))
+    def honest(value: object) -> object:
+        """The value, unless it or what it holds would decide by the answer's own code what it is
+        equal to, or comes to: an object that equals all is no answer."""
+        if isinstance(value, collections.abc.Iterator):
+            return map(honest, value)
+        found, seen = [value], {}
+        while found:
+            if id(item := found.pop()) in seen:
+                continue
+            seen[id(item)] = item  # kept, so that its id stays its own
+            for kind in type(item).__mro__:
+                for name in vars(kind).keys() - harmless:
+                    code = getattr(vars(kind)[name], "__code__", None)
+                    if name[:2] == "__" and code and code.co_filename == "answer.py":
+                        assert code.co_firstlineno <= own, f"{kind} has a {name} of the answer's"
+            if isinstance(item, dict):
+                found += item.values()
+            if isinstance(item, list | tuple | dict | collections.deque | views):
+                found += item
+        return value
 
-    # 3. The answer, not as __main__, whose blocks are no part of it; and the tests, some of which
-    # use helpers of the prompt, which ends within its last function.
+    # 3. The program and the tests as one module, but not as __main__, whose blocks are no part of
+    # it: tests use helpers of the prompt, and pickle and dataclasses look for their module.
     try:
-        answer, space = {"__name__": "answer"}, {"__name__": "check"}
-        exec(compile(program, "answer.py", "exec"), answer)
-        exec(compile(prompt + "\n    pass\n", "prompt.py", "exec"), space)
-        space[entry_point] = candidate
-        exec(compile(test, "test.py", "exec"), space)
-        space["check"](candidate)
+        module = sys.modules["answer"] = types.ModuleType("answer")
+        exec(compile(program, "answer.py", "exec"), vars(module))
+        function = vars(module)[entry_point]
+
+        @functools.wraps(function)
+        def candidate(*arguments: object, **named: object) -> object:
+            return honest(function(*arguments, **named))
+
+        exec(compile(test, "test.py", "exec"), vars(module))
+        vars(module)["check"](candidate)
         print(token, end="", file=verdict, flush=True)
     finally:  # threads of the answer do not keep the process
         os._exit(0)

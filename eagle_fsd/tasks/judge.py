@@ -2,7 +2,7 @@
 
 The choice and filling of prompts are those of fastchat/llm_judge/gen_judgment.py and common.py
 (fschat 0.2.36) in the mode that rates one answer at a time; these cannot be imported beside a
-current openai package. Of a reply FastChat takes the first mark, and here the last one counts.
+current openai package. Of a reply FastChat takes the first mark, whatever it is of.
 """
 
 import os
@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tqdm import tqdm
 from tqdm.contrib.concurrent import thread_map
 
 from eagle_fsd.config import BadInput, one_line, step_of_setup
@@ -25,6 +26,14 @@ with step_of_setup("tasks"):
     import openai
 
 PARAMETERS = {"temperature": 0, "max_tokens": 2048}  # FastChat's
+# for an endpoint that takes no max_tokens, since this counts the judge's thought as well
+WITH_THOUGHT = {"max_completion_tokens": 8192}
+REFUSED = re.compile(r"support|permit|allow|deprecat|unknown|unrecogni[sz]ed|unexpected", re.I)
+NUMBER = r"(\d+\.?\d*)"
+RATING = r"(?i)(?<![\"'`\u201c])\brating\W{0,6}?"  # not the prompt's own example, quoted
+# what a reply may have as its verdict; the first form that it has any of counts
+MARKS = (rf"{RATING}\[\[{NUMBER}\]\]", rf"\[\[{NUMBER}\]\]")
+MARKS += (rf"{RATING}\[{NUMBER}\]", rf"\[{NUMBER}\]\W*$")
 TOP_RATING = 10  # of FastChat's scale
 CONCURRENCY = 4  # requests at a time
 SECONDS, RETRIES = 120.0, 8  # the time limit of an attempt, and how many follow a failed one
@@ -75,22 +84,29 @@ def read_requests(run_folder: Path) -> list[dict]:
 
 
 def parse_rating(reply: str) -> float | None:
-    """The last mark behind the judge's thought, so that what it names on the way, or quotes, is
-    none; None without one on the scale of 0 to 10. Marks are [[7]], or else [7].
+    """The verdict behind the judge's thought; None without one on the scale of 0 to 10.
+
+    The prompts ask for an explanation and behind it 'strictly' for "Rating: [[5]]". So it is the
+    last mark behind that word, since what else is marked was weighed or quoted; else the last mark,
+    since what stands before was explained; else, as FastChat has it, one in single brackets, but
+    behind that word or at the end, since others cite.
 
     Example: of "<think>[[3]]?</think> Not [[10]]: [[9]]" it is 9, where FastChat's is 3.
     """
-    text, number = without_thought(reply), r"(\d+\.?\d*)"
-    marks = re.findall(rf"\[\[{number}\]\]", text) or re.findall(rf"\[{number}\]", text)
-    ratings = [rating for rating in map(float, marks) if rating <= TOP_RATING]
-    return ratings[-1] if ratings else None
+    text = without_thought(reply)
+    for form in MARKS:
+        ratings = [mark for mark in map(float, re.findall(form, text)) if mark <= TOP_RATING]
+        if ratings:
+            return ratings[-1]
+    return None
 
 
 def judge_all(model: str, requests: list[dict], verdicts: Run) -> None:
     """Ask the endpoint that OPENAI_BASE_URL names (unset: OpenAI's), several requests at a time.
 
     A record a reply is added to the run's "single": the request without its messages, the reply,
-    time, and the error where the endpoint refused this prompt, as where a filter takes offence. The
+    time, and the error where the endpoint refused this prompt, as where a filter takes offence.
+    Where its error names a parameter that it does not take, this and all others go without it. The
     client tries again what may pass: connections, time limits, and the statuses 408, 409, 429 and
     from 500. Any other failure ends the judging once what is under way is on disk.
     """
@@ -103,16 +119,32 @@ def judge_all(model: str, requests: list[dict], verdicts: Run) -> None:
             "key (for a local server any word), and an address such as http://localhost:8000/v1"
         ) from None
 
+    parameters = dict(PARAMETERS)
+
+    def ask(messages: list[dict]) -> tuple[openai.types.chat.ChatCompletion, dict]:
+        while True:
+            given = dict(parameters)
+            asked = {"model": model, "messages": messages} | given
+            try:
+                return client.chat.completions.create(**asked), given
+            except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+                name = next((name for name in given if name in str(error.param or error)), "")
+                if not name or not REFUSED.search(str(error)):
+                    raise
+                if parameters.pop(name, None) is not None:  # the first of those under way
+                    parameters.update(WITH_THOUGHT if name == "max_tokens" else {})
+                    tqdm.write(f"the judge does not take {name} {given[name]}: asking without it")
+
     def judge(request: dict) -> None:
         record = {key: value for key, value in request.items() if key != "messages"}
-        reply, refusal = "", None
+        reply, refusal, given = "", None, dict(parameters)
         try:
-            completion = client.chat.completions.create(
-                model=model, messages=request["messages"], **PARAMETERS
-            )
+            completion, given = ask(request["messages"])
+            content = completion.choices[0].message.content or ""
+            if isinstance(content, list):  # in parts, of which thoughts are no text
+                content = "".join(part["text"] for part in content if part["type"] == "text")
             # JSON may hold half a surrogate pair, which no file takes
-            text = completion.choices[0].message.content or ""
-            reply = text.encode(errors="replace").decode()
+            reply = content.encode(errors="replace").decode()
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
             refusal = str(error)
         # what is no OpenAI endpoint may answer with a page, or with JSON without choices
@@ -123,7 +155,8 @@ def judge_all(model: str, requests: list[dict], verdicts: Run) -> None:
                 "OPENAI_API_KEY its key. What it has said is on disk: the same command goes on "
                 "from there"
             ) from error
-        verdicts.add("single", record | {"reply": reply, "error": refusal, "time": time.time()})
+        record |= given | {"reply": reply, "error": refusal, "time": time.time()}
+        verdicts.add("single", record)
 
     verdicts.begin_session()
     # after a failure those under way end, and the others are not begun

@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 
 import regex
 
@@ -19,12 +20,29 @@ from eagle_fsd.evaluation.questions import Question, fastchat, read_questions
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.tasks.humaneval import FIELDS, NO_SANDBOX, check_program
 
-# a sign is none behind a digit or a bracket (10-5, (3)-2), here and below; a comma parts thousands
+# a sign is none behind a digit or a bracket (10-5, (3)-2), here and below, nor in COVID-19
 NUMBER = re.compile(
-    r"(?:(?<![\d.,)\]])[-\u2212])?[$\u20ac\u00a3]?"
-    # as do LaTeX's {,} and \, and the thin or unbroken space and the apostrophe of other countries
-    r"(\d{1,3}(?:(?:,|\{,\}|\\,|[\u00a0\u2009\u202f'\u2019])\d{3})+(?!\d)|\d+)?(\.\d+)?"
+    r"""
+    ((?<![\dA-Za-z.,)\]%])[-\u2212\u2013])? (?:\\?[$\u20ac\u00a3][ ]?)?
+    (?:(\d+)[ ]+(?=\d+/\d))?  # of 3 1/2
+    # a comma parts thousands, as do LaTeX's {,} and \, and ,\! and the spaces and apostrophes of
+    # other countries, and Python's _; and lakhs
+    ((?:\d{1,3}(?:(?:,(?:\\!)?|\{,\}|\\,|[ \u00a0\u2009\u202f'\u2019_])\d{3})+(?!\d)
+        |\d{1,2}(?:,\d\d)+,\d{3}(?!\d)|\d+)(?:\.\d+)?|\.\d+)
+    (e[-+]?\d{1,3}(?!\w))? (?:[ ]?/[ ]?(\d+))?
+    """,
+    re.VERBOSE | re.IGNORECASE,
 )
+# made plain before, in this order
+PLAIN_NUMBERS = {
+    r"(?<!\d)\d+/\d+/(?=\d)": " ",  # of a date the year
+    r"(?<=\d)(?=\\[dtc]?frac)": " ",
+    r"\\[dtc]?frac\s*\{?\s*(-?[\d.,]*\d)\s*\}?\s*\{?\s*(\d+)\s*\}?": r"\1/\2",
+    r"(?<=\d)\s*(?:\\times|\\cdot|[\u00d7\u00b7x*])\s*10\s*\^\s*\{?([-+]?\d{1,3})\}?": r"e\1",
+    r"\^\s*\{?[-+\u2212]?\d+\}?": " ",  # no number of its own: 18 m^2
+}
+BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
+VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e]")  # one half and the like
 # stands before a word; A amid a sentence, or before "is" and the like, is an option's name
 ARTICLE = regex.compile(
     r"""(?<![\w'/+-]) (?: [Tt]he | THE | [Aa]n | AN | a | (?<=(?:^|[.!?\n])\W*) A )
@@ -113,14 +131,22 @@ def _plain(text: str) -> str:
     return ELISION.sub(" ", unicodedata.normalize("NFKC", apart).translate(SAME))
 
 
-def find_last_number(text: str) -> Decimal | None:
-    """The last number of a text, exactly; None without one."""
-    found = [match for match in NUMBER.finditer(text) if match[1] or match[2]]
-    if not found:
-        return None
-    sign = "-" if found[-1][0][0] in "-\u2212" else ""
-    whole = re.sub(r"\D", "", found[-1][1] or "0")
-    return Decimal(sign + whole + (found[-1][2] or ""))
+def find_last_number(text: str) -> Fraction | None:
+    """The last number of a text, or of the last \\boxed in it that holds one, exactly; None without
+    one. Fractions, also mixed ones, are numbers; exponents are none, but for powers of ten."""
+    for part in [*BOXED.findall(text)[::-1], text]:
+        part = VULGAR.sub(lambda found: f" {unicodedata.normalize('NFKC', found[0])}", part)
+        part = part.replace("\u2044", "/")
+        for form, plain in PLAIN_NUMBERS.items():
+            part = re.sub(form, plain, part)
+        for match in [*NUMBER.finditer(part)][-1:]:
+            sign, whole, digits, power, under = match.groups()
+            # by way of Decimal, which takes thousands of digits
+            value = Fraction(Decimal(re.sub(r"[^\d.]", "", digits) + (power or "")))
+            below = Fraction(Decimal(under or 1))
+            value = Fraction(Decimal(whole or 0)) + value / below if below else below
+            return -value if sign else value
+    return None
 
 
 def follow(answer: str, question: Question) -> dict[str, float]:

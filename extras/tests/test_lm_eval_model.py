@@ -14,6 +14,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval_model import FuzzyLM, main
 from tiny_folder import write_random_head, write_target
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.answer import Generation
 
 TASK = """
@@ -52,6 +53,20 @@ def test_an_arm_is_used_and_counted(models):
     assert told["tokens_per_round"] == whole.tokens_per_round
     assert told["arm"] == "fsd:1000000000,child=draft" and told["answers"] == 3
     assert told["tokens_per_round"] > 1.2 and told["fuzzy_share"] > 0.2
+
+
+def test_arguments_of_lm_eval_s_own_model(models):
+    """Regression: they were taken for fields of the arm, and told as unknown ones."""
+    options = models | {"tree": "7x3x3", "dtype": "float32", "device": "cpu"}
+    whole = FuzzyLM(**options, arm="fsd:0")
+    (text,) = whole.generate_until(asked("Why?"))
+    end = text[len(text) // 2]
+    lm = FuzzyLM(**options, arm="fsd:0", think_end_token=end, child="draft")
+    assert lm.generate_until(asked("Why?")) == [text.split(end)[-1].lstrip()]
+    with pytest.raises(BadInput, match="peft is lm-eval's .* think_end_token"):
+        FuzzyLM(**options, peft="some/adapter")
+    with pytest.raises(BadInput, match="colour"):
+        FuzzyLM(**options, colour="red")
 
 
 @pytest.mark.processes
