@@ -91,11 +91,6 @@ class Target:
         self.dtype: torch.dtype = self.readout.dtype
         eos = model.generation_config.eos_token_id
         self.eos_token_ids = tuple([] if eos is None else eos if isinstance(eos, list) else [eos])
-        if strange := [end for end in self.eos_token_ids if type(end) is not int]:
-            raise BadInput(
-                f"eos_token_id of the target's generation_config holds {strange[0]!r}, which is no "
-                "token's id: set it to a number, or to a list of them"
-            )
         # `generate` fills what a call leaves open from here: penalties, filters, cache kinds
         self.left_out = generation_defaults(model.generation_config)
         model.generation_config = GenerationConfig(eos_token_id=eos)

@@ -1,6 +1,6 @@
 """What a target's, a head's, a run's and a data folder's damaged files end in, counted.
 
-    python extras/damage.py head target --output damage.tsv
+    python extras/tests/damage.py head target --output damage.tsv
 
 Every file is cut at a third of its length, emptied, and, of JSON, each of its fields is given a
 value of another type (of lists and of objects within objects the first few). Then the folder is
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 FEW = 3  # entries of a list or an object that are changed
 MANY = 100  # fields, from which on an object is a vocabulary, of which as few are changed
 DEEP = 3  # levels of objects in which fields are
