@@ -17,8 +17,9 @@ from commands import full_disk, rows, write_rows
 
 from eagle_fsd.cli import held_interrupt
 from eagle_fsd.config import BadInput
-from eagle_fsd.runs.folder import Processes, Run
+from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_file
+from eagle_fsd.runs.processes import Processes
 from eagle_fsd.runs.provenance import ROOT, describe_run, without_checkout
 
 

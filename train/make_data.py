@@ -78,7 +78,8 @@ def make_data(options: DataOptions) -> None:
     from eagle_fsd.messages import read_template_settings
     from eagle_fsd.models import load
     from eagle_fsd.models.chat import settle_template, tell_added
-    from eagle_fsd.runs.folder import Processes, Run
+    from eagle_fsd.runs.folder import Run
+    from eagle_fsd.runs.processes import Processes
     from eagle_fsd.runs.provenance import digest
     from eagle_fsd.training import dialogues, prompts
     from eagle_fsd.training.features import TargetStates

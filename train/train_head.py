@@ -91,7 +91,8 @@ def train(options: TrainOptions) -> None:
 
     from eagle_fsd.families import longest_text
     from eagle_fsd.models import load
-    from eagle_fsd.runs.folder import Processes, Run
+    from eagle_fsd.runs.folder import Run
+    from eagle_fsd.runs.processes import Processes
     from eagle_fsd.runs.provenance import digest
     from eagle_fsd.training.data import read_dialogues, split
     from eagle_fsd.training.features import TargetStates
@@ -170,7 +171,7 @@ def launched(options: TrainOptions) -> "Accelerator":
     from accelerate import Accelerator
     from accelerate.utils import GradientAccumulationPlugin
 
-    from eagle_fsd.runs.folder import check_launched
+    from eagle_fsd.runs.processes import check_launched
 
     check_launched(options.device)
     accelerator = Accelerator(

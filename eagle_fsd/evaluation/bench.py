@@ -23,8 +23,9 @@ from eagle_fsd.evaluation.answering import TurnTrace, answer_prompt, turn_record
 from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions
-from eagle_fsd.runs.folder import Processes, Run
+from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_lines
+from eagle_fsd.runs.processes import Processes
 from eagle_fsd.thoughts import answer_message, thought_tokens
 from eagle_fsd.timing import check_timing_alone, rotated
 

@@ -1,6 +1,5 @@
 """vLLM's real Sampler and RejectionSampler with the processor among its own: penalties and masks
-beside an arm, and batches that are verified in parts. Run as test_verification.py is, whose chains
-these are.
+beside an arm, and batches that are verified in parts. Run as test_verification.py is.
 """
 
 import types
@@ -9,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from eagle_fsd_vllm.processor import FuzzyAcceptance
-from test_verification import (
+from batches import (
     DEVICE,
     GREEDY_ARMS,
     LENGTHS,
@@ -22,6 +20,7 @@ from test_verification import (
     own,
     up_to_end,
 )
+from eagle_fsd_vllm.processor import FuzzyAcceptance
 from vllm import SamplingParams
 from vllm.v1.worker.cpu import buffer_utils as on_host
 from vllm.v1.worker.gpu import buffer_utils
