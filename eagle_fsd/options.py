@@ -118,13 +118,16 @@ class BenchOptions(RunOptions):
     """The number of answers of every arm to every question, each with a seed of its own."""
     quality_only: bool = option(False, may_change=True)
     """Measure no speeds, so that other processes may use the machine."""
+    batch: int = option(1, may_change=True)
+    """The number of answers that are made together, where no speeds are measured (--quality_only,
+    or a launcher): the same answers, in float32."""
     traces: int = option(0, may_change=True)
     """The number of questions, spread over the categories, whose draft trees are kept for the
     report as they are answered."""
 
     def __post_init__(self):
         super().__post_init__()
-        check_least(self, "--", turns=0, traces=0)
+        check_least(self, "--", turns=0, traces=0, batch=1)
         check_between(1, 1000, num_choices=self.num_choices)  # all are listed before one is made
 
 

@@ -1,5 +1,5 @@
-"""The clock of every measurement, the order of what is compared by it, and whether it would time
-this process or its neighbours."""
+"""The clock of every measurement, the order of what is compared by it, whether it would time this
+process or its neighbours, and what memory is left."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar
 
+import psutil
 import torch
 
 from eagle_fsd.config import BadInput
@@ -23,6 +24,14 @@ def synchronized_time(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of the device's memory, what torch holds unused included."""
+    if device.type != "cuda":
+        return psutil.virtual_memory().available
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + held
 
 
 def rotated(items: Sequence[Item], turn: int) -> list[Item]:

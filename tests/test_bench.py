@@ -77,8 +77,8 @@ def test_what_a_run_writes_and_may_be_continued_with(call, models, tmp_path):
 
 
 def test_processes_answer_as_one(call, models, tmp_path):
-    """Two of a launcher: every sampled answer equals that of one process, and no speed is
-    given."""
+    """Two of a launcher, each making three answers together: every sampled answer equals that of
+    one process, which makes them one by one, and no speed is given."""
     options = ["--temperature", 1, "--top_k", 20, "--num_choices", 2, "--turns", 1]
     options += ["--arms", "plain", "exact", "fsd:0.5,child=sample", "path:0.5"]
     (one := tmp_path / "one").mkdir()
@@ -86,7 +86,8 @@ def test_processes_answer_as_one(call, models, tmp_path):
     call(BENCH, *bench_options(models, one), *options)
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
     launcher += [ROOT / "scripts/accelerate/ddp.yaml", ROOT / BENCH]
-    command = [str(word) for word in [*launcher, *bench_options(models, two), *options]]
+    launcher += [*bench_options(models, two), *options, "--batch", 3]
+    command = [str(word) for word in launcher]
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -96,7 +97,7 @@ def test_processes_answer_as_one(call, models, tmp_path):
     assert len(plain) == 6  # seeds of their own
     assert answer_seed(0, 5, 1) != answer_seed(0, 5, 0)
     (session,) = json.loads((two / "run/run.json").read_text())["sessions"]
-    assert session["processes"] == 2
+    assert session["processes"] == 2 and session["batch"] == 3
     assert all(row["tokens_per_second"]["value"] is None for row in summary(two).values())
 
 

@@ -5,7 +5,8 @@ tensors and drop rows of sliding-window layers. Here every layer keeps whole row
 and whoever runs a forward says before it which of them it writes (TreeCache.write).
 Recurrent layers keep a state instead, into which the path is folded (recurrent/states.py).
 
-Axes: N new rows, the nodes of a tree; K keys, which are rows of the cache; A accepted path.
+Axes: N new rows, the nodes of a tree; K keys, which are rows of the cache; A accepted path; M of
+several texts (evaluation/batches.py).
 """
 
 import weakref
@@ -19,7 +20,7 @@ from eagle_fsd.recurrent.states import RecurrentLayer, TreeForward
 
 
 class PreallocatedLayer(CacheLayerMixin):
-    """Keys and values of a layer, [1, kv_heads, capacity, head_dim]."""
+    """Keys and values of a layer, [texts, kv_heads, capacity, head_dim]."""
 
     is_sliding = False  # whole rows are kept for sliding-window layers too
 
@@ -42,9 +43,24 @@ class PreallocatedLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         cache = self._cache()
         row_N = cache.row_N.to(self.keys.device)
+        if cache.forward_texts:
+            both = (self.keys, key_states), (self.values, value_states)
+            return tuple(self._update_texts(row_N, *each) for each in both)
         self.keys.index_copy_(2, row_N, key_states)
         self.values.index_copy_(2, row_N, value_states)
         return self.keys.narrow(2, 0, cache.end), self.values.narrow(2, 0, cache.end)
+
+    def _update_texts(
+        self, row_MN: torch.Tensor, held: torch.Tensor, states: torch.Tensor
+    ) -> torch.Tensor:
+        """The same over some of the texts, which need not write the same rows."""
+        cache = self._cache()
+        texts, text_M1 = cache.forward_texts, cache.text_M1.to(held.device)
+        held.transpose(1, 2)[text_M1, row_MN] = states.transpose(1, 2)
+        rows = held.narrow(2, 0, cache.end)
+        if texts == list(range(texts[0], texts[-1] + 1)):
+            return rows[texts[0] : texts[-1] + 1]
+        return rows.index_select(0, text_M1[:, 0])
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._cache().length + query_length, 0
@@ -92,6 +108,7 @@ class TreeCache(Cache):
         capacity: rows of each layer with attention.
         types: of the model's layers, as in transformers' configs; empty: all have attention.
         pooled: one buffer for all layers; False where they lie on several devices.
+        texts: sequences that it has room for; 0: as many as its first forward has.
 
     Attributes:
         length: valid rows; whoever runs a forward sets it, Target or a drafter.
@@ -101,10 +118,18 @@ class TreeCache(Cache):
         positions: None, or int64 [N], the positions of a forward's new rows, for a model that asks
             the cache where they stand (Target.run).
         tree: None, or the tree that the forward runs over recurrent layers.
+        forward_texts, text_M1: numbers of the texts that the forward is over, ascending; empty: of
+            all.
     """
 
     def __init__(
-        self, num_layers: int, capacity: int, *, types: Sequence[str] = (), pooled: bool = True
+        self,
+        num_layers: int,
+        capacity: int,
+        *,
+        types: Sequence[str] = (),
+        pooled: bool = True,
+        texts: int = 0,
     ):
         layers: list[CacheLayerMixin] = []
         self._with_rows = 0  # layers
@@ -119,11 +144,11 @@ class TreeCache(Cache):
                 self._with_rows += 1
             layers.append(layer)
         super().__init__(layers=layers)
-        self.capacity = capacity
+        self.capacity, self.texts = capacity, texts
         self.length = self.committed = 0
         self.write(torch.empty(0, dtype=torch.int64), 0)
         self._pooled = pooled
-        # keys and values in turn, [layers, 1, kv_heads, capacity, head_dim]
+        # keys and values in turn, [layers, texts, kv_heads, capacity, head_dim]
         self._pools: list[torch.Tensor] = []
 
     def next_rows(self, count: int, device: torch.device) -> torch.Tensor:
@@ -138,19 +163,24 @@ class TreeCache(Cache):
         *,
         positions: torch.Tensor | None = None,
         tree: TreeForward | None = None,
+        texts: Sequence[int] = (),
     ) -> None:
-        """Before a forward: which rows it writes, int64 [N], and that it reads the first `end`,
-        valid or not, of which a mask hides those that are not. For the others see the class."""
+        """Before a forward: which rows it writes, int64 [N], of some `texts` [M, N], and that it
+        reads the first `end`, valid or not, of which a mask hides those that are not. For the
+        others see the class."""
         self.row_N, self.end = row_N, end
-        self.positions, self.tree = positions, tree
+        self.positions, self.tree, self.forward_texts = positions, tree, texts
+        if texts:
+            of_each = zip(row_N[:, :1], texts, strict=True)
+            self.text_M1 = torch.stack([torch.full_like(row_1, text) for row_1, text in of_each])
 
     def buffers(
         self, index: int, key_states: torch.Tensor, value_states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A layer's keys and values: its part of the pool of all layers, or buffers of its own."""
         shapes = [
-            torch.Size((*states.shape[:2], self.capacity, states.shape[3]))
-            for states in (key_states, value_states)
+            torch.Size((self.texts or B, heads, self.capacity, size))
+            for B, heads, _, size in (key_states.shape, value_states.shape)
         ]
         if self._pooled and [pool.shape[1:] for pool in self._pools[:2]] == shapes:
             keys, values = self._pools[:2]
@@ -178,3 +208,18 @@ class TreeCache(Cache):
                 kept_rows = pool.index_select(3, row_A.to(pool.device))
                 pool.narrow(3, self.committed, kept).copy_(kept_rows)
         self.length = self.committed = self.committed + kept
+
+
+class TextRows(TreeCache):
+    """One text's rows of a cache of several, as a cache of its own."""
+
+    def __init__(self, shared: TreeCache, text: int):
+        super().__init__(len(shared.layers), shared.capacity)
+        self.shared, self.text = shared, text
+
+    def buffers(self, index, key_states, value_states):
+        layer, own = self.shared.layers[index], slice(self.text, self.text + 1)
+        if not layer.is_initialized:
+            layer.lazy_initialization(key_states, value_states)
+        self._pools = [pool[:, own] for pool in self.shared._pools]
+        return layer.keys[own], layer.values[own]

@@ -36,15 +36,15 @@ def leave_cudnn_attention(device: torch.device) -> None:
 def additive_mask(visible_NK: torch.Tensor, dtype: torch.dtype, repeats: int) -> torch.Tensor:
     """0 where visible, else the dtype's lowest number; in the shape that attention takes, [1, 1,
     repeats N, K]: the same for every query head that shares a key head, where attention folds them
-    into the rows (engine/attention.py)."""
-    K = visible_NK.shape[1]
+    into the rows (engine/attention.py). Of several sequences, [B, N, K], it is [B, 1, ..]."""
+    N, K = visible_NK.shape[-2:]
     if visible_NK.device.type != "cpu":
         # CUDA's memory-efficient attention wants rows 16 bytes apart, and would copy a mask of
         # others again in every layer.
         visible_NK = nn.functional.pad(visible_NK, (0, -K % 8))
     lowest = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=visible_NK.device)
-    mask_NK = torch.where(visible_NK, 0.0, lowest)
-    return mask_NK.expand(repeats, -1, -1).reshape(1, 1, -1, mask_NK.shape[1])[..., :K]
+    mask_B1NK = torch.where(visible_NK, 0.0, lowest).view(-1, 1, N, visible_NK.shape[-1])
+    return mask_B1NK.expand(-1, repeats, -1, -1).flatten(1, 2)[:, None, :, :K]
 
 
 def nearer_masks(body: PreTrainedModel) -> dict[str, bool]:
@@ -67,7 +67,8 @@ def layer_masks(
     repeats: int,
 ) -> Masks:
     """Masks for a model's layers, from what each node may see but for windows and chunks; `nearer`
-    is what nearer_masks says of the model. Keys may have a position for each node, [N, K].
+    is what nearer_masks says of the model. Keys may have a position for each node, [N, K]; of
+    several sequences everything is given with that axis in front.
 
     Models whose `layer_types` name layers that slide, or that see their own chunk of the text
     alone, take a dict of masks by type. Models with a window for all layers take one mask, with the
@@ -77,11 +78,11 @@ def layer_masks(
     window = getattr(config, "sliding_window", None)
     near_NK = {"full_attention": visible_NK}
     if window is not None and _applies("sliding_attention", nearer, types):
-        in_window_NK = key_position_K > position_N[:, None] - window
+        in_window_NK = key_position_K > position_N[..., None] - window
         near_NK["sliding_attention"] = visible_NK & in_window_NK
     if _applies("chunked_attention", nearer, types):
         chunk = config.attention_chunk_size
-        in_chunk_NK = key_position_K // chunk == position_N[:, None] // chunk
+        in_chunk_NK = key_position_K // chunk == position_N[..., None] // chunk
         near_NK["chunked_attention"] = visible_NK & in_chunk_NK
     if len(near_NK) == 1 or not any(nearer.values()):
         _, seen_NK = near_NK.popitem()  # the last that was added

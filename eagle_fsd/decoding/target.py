@@ -72,6 +72,8 @@ class Target:
         has_states: layers carry a state from token to token instead of keys and values.
         placeholders: ids of a multimodal model that are no text, with their names in its config;
             whoever loads its text model alone sets them.
+        asks_positions: layers scale queries by where they stand, and ask the cache for that (Llama
+            4).
         masks: masks(visible_NK, key_position_K, position_N) is layer_masks of this model.
     """
 
@@ -101,8 +103,7 @@ class Target:
         self.vocab_size: int = self.readout.lm_head.weight.shape[0]
         self.max_positions = longest_text(self.config)
         self.placeholders: dict[int, str] = {}
-        # layers of Llama 4 scale queries by where they stand, and ask the cache for that
-        self._asks_positions = bool(getattr(self.config, "attn_temperature_tuning", False))
+        self.asks_positions = bool(getattr(self.config, "attn_temperature_tuning", False))
         devices = set((getattr(model, "hf_device_map", None) or {}).values())
         self._cache_settings = {"types": layer_types(self.config), "pooled": len(devices) < 2}
         self.has_states = has_states(self.config)
@@ -221,7 +222,7 @@ class Target:
             # they do not run off a table of learned positions.
             position_N = position_N.clamp_max(self.max_positions - 1)
             named["position_ids"] = position_N[None]
-        asked = position_N if self._asks_positions else None
+        asked = position_N if self.asks_positions else None
         cache.write(row_N, end, positions=asked, tree=named.get(ARGUMENT))
         (hidden_ND,), (features_NF,) = self.forward(
             token_N[None], cache=cache, attention_mask=mask, **named

@@ -72,8 +72,8 @@ def check_steps(drafter: "EagleDrafter", head: DraftHead) -> None:
     place_T = torch.arange(TRIED[-1], device=target.device)
     token_T = place_T % target.vocab_size
     # 1. All positions at once.
-    inputs = head.fuse(features_TF)[None], drafter.embed(token_T)[None], head.angles(place_T)
-    whole_TD = head(*inputs)[0]
+    inputs = head.fuse(features_TF), drafter.embed(token_T), head.angles(place_T)
+    whole_TD = head(*(whole[None] for whole in inputs))[0]
     # 2. Piece by piece, one of them a position alone.
     cache = drafter.new_cache(TRIED[-1])
     for start, end in pairwise(TRIED):
@@ -128,7 +128,7 @@ class EagleDrafter(GrowingDrafter):
             mask = additive_mask(visible_TS, self.target.dtype, self._query_groups)
             end = visible_TS.shape[1]
         cache.write(row_T, end)
-        inputs = hidden_TD[None], self.embed(token_T)[None], place_T
+        inputs = hidden_TD[None], self.embed(token_T)[None], place_T[None]
         hidden_TD = self.head(*inputs, cache=cache, mask=mask)[0]
         if read_M is not None:
             hidden_TD = hidden_TD.index_select(0, read_M)

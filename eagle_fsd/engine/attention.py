@@ -55,8 +55,7 @@ def folded_attention(
     """In transformers' calling convention: [B, N, H, d], and no weights.
 
     Args:
-        query: [B, H, N, d]; sequences of several queries each (B and N above 1), and prompts, go
-            to transformers' sdpa attention.
+        query: [B, H, N, d]; prompts, which have no mask, go to transformers' sdpa attention.
         key, value: [B, G, K, d].
         attention_mask: from masks.additive_mask; or of one query a sequence, [B, 1, 1, K]; or None
             with one query, which sees every key.
@@ -72,7 +71,7 @@ def folded_attention(
     heard = not UNHEARD.issuperset(kwargs) and any(
         value is not None for name, value in kwargs.items() if name not in UNHEARD
     )
-    if (B > 1 and N > 1) or not whole or heard:
+    if not whole or heard:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )

@@ -13,7 +13,7 @@ import gc
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -220,6 +220,26 @@ def checked_target(
         if next_engine is None:
             raise BadInput(f"{told}: use auto; {told_versions()}")
         tqdm.write(f"{told}: trying {next_engine.name!r}", file=sys.stderr)
+
+
+def shares_forwards(target: Target, together: Callable[[Sequence[Callable]], Iterable]) -> bool:
+    """Whether texts that `together` runs in one padded forward (evaluation/batches.py) get the
+    logits that each has alone. They do not where layers carry states, ask the cache where tokens
+    stand, or go by the sizes of a forward, as GPT-Neo's do."""
+    if target.has_states or target.asks_positions:
+        return False
+
+    def run(length: int, nodes: int) -> torch.Tensor:
+        cache = target.begin(PROMPT + 2 * len(PARENTS))
+        target.prefill(cache, torch.arange(length, device=target.device))
+        tree = DraftTree.from_parents(range(nodes), PARENTS[:nodes], device=target.device)
+        return target.verify(cache, tree)[0].float()
+
+    # the longest text with a single node beside a short one with all
+    calls = [partial(run, PROMPT + SINGLES, 1), partial(run, SINGLES, len(PARENTS))]
+    alone, shared = [call() for call in calls], dict(together(calls))
+    far = [(shared[number] - own).norm() / own.norm() for number, own in enumerate(alone)]
+    return all(error < ALLOWED_HALF for error in far)
 
 
 def _multiplies_in_float32(device: torch.device) -> bool:

@@ -1,8 +1,9 @@
 """Arms answer the same questions, interleaved, into one folder that a killed run goes on with.
 
 Every question is answered by every arm, all turns; the next turn continues the arm's own answer.
-With a launcher the questions are shared out over its processes: each answer has a seed of its own,
-so the answers are those of one process, but their times are not to be compared.
+With a launcher the questions are shared out over its processes, and with --batch several answers
+are made together: each has a seed of its own, so they are those that one process makes one by one,
+but their times are not to be compared (evaluation/batches.py says when a text may differ).
 
 records/ARM.jsonl   tokens, times and rounds (runs/folder.py), and the trees of chosen answers
 answers/ARM.jsonl   the same answers in FastChat's format, all choices of a question in a line
@@ -12,14 +13,16 @@ import time
 import uuid
 import zlib
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from tqdm import tqdm
 
 from eagle_fsd.arms import COMPILED, Arm, parse_arms
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.tree import Drafter
+from eagle_fsd.engine.trial import shares_forwards
 from eagle_fsd.evaluation.answering import TurnTrace, answer_prompt, turn_record
+from eagle_fsd.evaluation.batches import Batch
 from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions
@@ -53,10 +56,17 @@ class Bench:
         self._sampling, self._seed = sampling.sampling(), sampling.seed
         for arm in self.arms:
             arm.check(self._sampling)
+        self._batch: Batch | None = None
         self._traced = []  # questions
         if options.traces:
             self._traced = spread(questions, options.traces, option="--traces")
         self.processes = Processes.launched(model_options.device)
+        self._timed = self.processes.count == 1 and not options.quality_only
+        if options.batch > 1 and self._timed:
+            raise BadInput(
+                f"--batch {options.batch} makes answers together, whose seconds say nothing of an "
+                "arm: add --quality_only, or leave it out where speeds are measured"
+            )
         self.run = Run.of(
             *(options, sampling, model_options),
             further={"command": command} | model_options.digests(),
@@ -84,28 +94,31 @@ class Bench:
 
     def _answer(self, jobs: list[Job]) -> None:
         processes = self.processes
-        timed = processes.count == 1 and not self.options.quality_only
-        warnings = check_timing_alone(self.model_options.device) if timed else []
+        warnings = check_timing_alone(self.model_options.device) if self._timed else []
         # this process's questions, each with all its arms
         ids = list(dict.fromkeys(question.question_id for question, *_ in jobs))
         mine = ids[processes.index :: processes.count]
         jobs = [job for job in jobs if job[0].question_id in mine]
         if jobs:
             _ = self._drafters  # what is refused in loading leaves no settings behind
-        self.run.begin_session(timed=timed, warnings=warnings)
+        batch = self._batch.size if self._batch else 1
+        self.run.begin_session(timed=self._timed, warnings=warnings, batch=batch)
         if not jobs:
             return
         longest = max((question.turns[0] for question in self.questions), key=len)
         first, budget = replace(self.questions[0], turns=[longest]), self.options.max_new_tokens
         for arm in self.arms:  # warm-up, through the same calls; what is compiled is for a budget
             self._answered(first, arm, 0, budget=budget if arm.text == COMPILED else min(8, budget))
-        bar = tqdm(jobs, unit="answer", desc=self.name, disable=not processes.is_main)
-        for question, arm, choice in bar:
-            bar.set_postfix_str(arm.text)
-            # transformers' own loop has no trees
-            traced = choice == 0 and arm.runs_our_loop and question in self._traced
-            record = self._answered(question, arm, choice, budget=budget, traced=traced)
-            self.run.add(arm.slug, record)
+        if batch > 1:  # those of an arm side by side: in a forward all are padded to the most nodes
+            group = {question_id: number // batch for number, question_id in enumerate(mine)}
+            jobs.sort(key=lambda job: (group[job[0].question_id], self.arms.index(job[1])))
+        calls = [partial(self._answered, *job, budget=budget) for job in jobs]
+        made = self._batch.run(calls) if self._batch else enumerate(call() for call in calls)
+        hidden = not processes.is_main
+        bar = tqdm(made, self.name, len(jobs), unit="answer", disable=hidden)
+        for number, record in bar:
+            self.run.add(jobs[number][1].slug, record)
+            bar.set_postfix_str(record["arm"])
 
     @cached_property
     def model(self) -> Model:
@@ -115,20 +128,28 @@ class Bench:
             date=self.run.date,
             keep_stock=any(not arm.runs_our_loop for arm in self.arms),
         )
-        check_lengths(model, self.questions, self.options.max_new_tokens)
-        return model
+        self._longest = check_lengths(model, self.questions, self.options.max_new_tokens)
+        if self.options.batch > 1:
+            self._batch = Batch(model, self.options.batch)
+            if not shares_forwards(self._batch.model.target, self._batch.run):
+                tqdm.write("--batch: this target runs one text at a time, so answers are alone")
+                self._batch = None
+        return self._batch.model if self._batch else model
 
     @cached_property
     def _drafters(self) -> dict[str, Drafter]:
         drafters = {arm.text: arm.build_drafter(self.model) for arm in self.arms}
         for arm in self.arms:
             arm.check(self._sampling, drafters[arm.text])
+        if self._batch:
+            most = max(drafter.max_nodes for drafter in drafters.values())
+            self._batch.reserve(self._longest + 2 * most)  # a head's tree may have as many more
         return drafters
 
-    def _answered(
-        self, question: Question, arm: Arm, choice: int, *, budget: int, traced: bool = False
-    ) -> dict:
+    def _answered(self, question: Question, arm: Arm, choice: int, *, budget: int) -> dict:
         model, answers, turns = self.model, [], []
+        # transformers' own loop has no trees
+        traced = choice == 0 and arm.runs_our_loop and question in self._traced
         for number, text in enumerate(question.turns):
             prompt = model.prompt_ids(question.messages(answers))
             # where the models' positions end before the budget does, the same for every arm
@@ -179,8 +200,10 @@ def answer_seed(seed: int, question_id: int | str, turn: int, choice: int = 0) -
 
 def check_lengths(
     model: Model, questions: list[Question], max_new_tokens: int, *, last: int = 1
-) -> None:
-    """Refuse before any answer is made what could leave less room than `last` for the last one."""
+) -> int:
+    """Refuse before any answer is made what could leave less room than `last` for the last one.
+    Returns how many positions the longest conversation may take."""
+    most_taken = 0
     for question in questions:
         answers = [{"role": "assistant", "content": ""}] * (len(question.turns) - 1)
         alone = len(model.prompt_ids(question.messages(answers)))
@@ -197,3 +220,5 @@ def check_lengths(
                 f"the last prompt of question {question.question_id!r} may reach {longest} tokens"
                 f"{after}, the models have {most} positions: lower --max_new_tokens"
             )
+        most_taken = max(most_taken, min(longest + max_new_tokens, most))
+    return most_taken

@@ -87,7 +87,7 @@ class DraftHead(nn.Module):
         self,
         hidden_BTD: torch.Tensor,
         embedding_BTD: torch.Tensor,
-        angle_T2d: torch.Tensor,
+        angle_BT2d: torch.Tensor,
         *,
         cache: Cache | None = None,
         mask: torch.Tensor | None = None,
@@ -97,7 +97,7 @@ class DraftHead(nn.Module):
         Args:
             hidden_BTD: `fuse` of the target's features, or what an earlier step returned.
             embedding_BTD: of the token AFTER each position.
-            angle_T2d: of `angles`; a single one is that of all.
+            angle_BT2d: of `angles`; of one sequence, that of all.
             cache: rows are appended to it.
             mask: additive, [1 or B, 1, T, rows]; None: causal without rows before T, full if T = 1.
         """
@@ -133,9 +133,9 @@ class EagleHead(DraftHead):
             rows = config.draft_vocab_size or config.vocab_size
             self.lm_head = nn.Linear(config.hidden_size, rows, bias=False)
 
-    def forward(self, hidden_BTD, embedding_BTD, angle_T2d, *, cache=None, mask=None):
+    def forward(self, hidden_BTD, embedding_BTD, angle_BT2d, *, cache=None, mask=None):
         hidden_BTD = self.fc(torch.cat([embedding_BTD, hidden_BTD], dim=-1))
-        positions = angle_T2d.to(hidden_BTD.dtype)[None].unbind(2)
+        positions = angle_BT2d.to(hidden_BTD.dtype).unbind(2)
         return _run(self.layers, hidden_BTD, positions, cache, mask)
 
 
@@ -175,8 +175,8 @@ class Eagle3Head(DraftHead):
     def normed(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
         return hidden_BTD if self.config.norm_output else self.norm(hidden_BTD)
 
-    def forward(self, hidden_BTD, embedding_BTD, angle_T2d, *, cache=None, mask=None):
-        positions = angle_T2d.to(hidden_BTD.dtype)[None].unbind(2)
+    def forward(self, hidden_BTD, embedding_BTD, angle_BT2d, *, cache=None, mask=None):
+        positions = angle_BT2d.to(hidden_BTD.dtype).unbind(2)
         hidden_BTD = self.midlayer(hidden_BTD, embedding_BTD, positions, cache=cache, mask=mask)
         hidden_BTD = _run(self.layers.values(), hidden_BTD, positions, cache, mask)
         return self.norm(hidden_BTD) if self.config.norm_output else hidden_BTD
@@ -250,7 +250,7 @@ def unroll(
     fused_BTD = head.fuse(feature_BTF)
     position_T = torch.arange(feature_BTF.shape[1], device=feature_BTF.device)
     behind_TT = position_T[:, None] - position_T  # of each key, as seen from each query
-    angle_T2d = head.angles(position_T)
+    angle_1T2d = head.angles(position_T)[None]
     cache = DynamicCache()  # it concatenates: nothing that a gradient needs is changed in place
     hidden_BTD, mask, outputs = fused_BTD, None, []
     for step in range(steps):
@@ -265,5 +265,5 @@ def unroll(
             seen = torch.cat(blocks, dim=1)[None, None]
             mask = torch.zeros_like(seen, dtype=hidden_BTD.dtype)
             mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)
-        outputs.append(head(hidden_BTD, embedding_BTD, angle_T2d, cache=cache, mask=mask))
+        outputs.append(head(hidden_BTD, embedding_BTD, angle_1T2d, cache=cache, mask=mask))
     return torch.stack(outputs)

@@ -175,11 +175,11 @@ class MtpHead(DraftHead):
     def normed(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
         return self.norm(hidden_BTD) if self.config.own == "raw" else hidden_BTD
 
-    def forward(self, hidden_BTD, embedding_BTD, angle_T2d, *, cache=None, mask=None):
+    def forward(self, hidden_BTD, embedding_BTD, angle_BT2d, *, cache=None, mask=None):
         output_BTD = self.step(
             embedding_BTD,
             hidden_BTD,
-            position_embeddings=angle_T2d.to(hidden_BTD.dtype)[None].unbind(2),
+            position_embeddings=angle_BT2d.to(hidden_BTD.dtype).unbind(2),
             attention_mask=mask,
             position_ids=None,
             **{CACHE_NAME: cache},
