@@ -5,7 +5,7 @@ index.html      everything, in one file that needs nothing else; marks the folde
 tables.json     the rows of all runs: arms, by_category, equal_gain, scores
 plot.svg        loss against gain, and plot_speed.svg against tokens per second
 
-Everything that comes from a run is untrusted text: page.html escapes it, page.js puts it in by
+Everything that comes from a run is untrusted text: page.html escapes it, the scripts put it in by
 textContent.
 """
 
@@ -155,12 +155,17 @@ def render_page(**values: object) -> str:
     page = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     page.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False}
     page.globals |= {"metrics": METRICS, "cell_text": cell_text, "gain": GAIN}
-    css, js = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    css, js = (page_file("answer", kind) + page_file("page", kind) for kind in ("css", "js"))
     return page.get_template("page.html").render(css=css, js=js, **values)
 
 
+def page_file(name: str, kind: str) -> str:
+    """The style ("css") or the script ("js") of the report's `page`, or of any page's `answer`."""
+    return (HERE / f"{name}.{kind}").read_text(encoding="utf-8")
+
+
 def pack_answers(run: RunData) -> dict:
-    """A run's answers as page.js reads them: {name, greedy, arms, questions}.
+    """A run's answers as page.js and answer.js read them: {name, greedy, arms, questions}.
 
     question  {id, choice, category, prompts, answers, scores: one an arm, null where it has none}
     answer    [turn]; turn: {parts: see text_parts, tokens, thought: characters at its front, as
