@@ -130,7 +130,7 @@ const drawing = (() => {
     group.append(svg(tree, "text", { ...at, y: node.y + 15 }, brief(node.word)));
     const probs = node.parent < 0 ? "root" : `P ${number(node.p, 2)} Q ${number(node.q, 2)}`;
     group.append(svg(tree, "text", { ...at, y: node.y + 27, class: "small" }, probs));
-    const third = node.mark === "fuzzy" ? "fuzzy " : node.mark === "next" ? "target" : "";
+    const third = node.mark === "fuzzy" ? "fuzzy " : node.mark === "next" ? "target " : "";
     const d = node.d === null ? "" : `D ${number(node.d)}`;
     group.append(svg(tree, "text", { ...at, y: node.y + 38, class: "small" }, third + d));
     group.append(svg(tree, "title", {}, `${quoted(node.word)} P ${number(node.p, 4)} Q ${number(node.q, 4)}`));

@@ -141,14 +141,18 @@ def answer_page(
     for token, text in zip(emitted, texts[1:], strict=True):
         cost = {"regret": token["regret"], "D": token["divergence"]}
         parts.append([text, cost if token["source"] == "fuzzy" else None])
-    turn = {"parts": parts, "tokens": len(parts)}
-    turn["thought"] = thought_tokens(thought, accumulate(map(len, texts)))
-    turn |= {"first": trace["first"]["text"], "rounds": trace["rounds"]}
+    turn = {"parts": parts, "tokens": len(parts)} | traced_turn(trace, texts, thought)
     question = {"id": "", "choice": 0, "category": "", "prompts": [prompt]}
     question |= {"answers": [[turn]], "scores": [None]}
     answers = [{"name": "", "greedy": greedy, "arms": [arm], "questions": [question]}]
     title = "Draft trees of an answer"
     return render_page(title=title, subject=subject, runs=[], plots={}, answers=answers)
+
+
+def traced_turn(trace: dict, texts: Sequence[str], thought: int) -> dict:
+    """What answer.js draws of a turn, see answer_page for what it is made of."""
+    thought = thought_tokens(thought, accumulate(map(len, texts)))
+    return {"first": texts[0], "texts": texts, "rounds": [*trace["rounds"]], "thought": thought}
 
 
 def render_page(**values: object) -> str:
