@@ -12,15 +12,11 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
 from math import floor, isfinite, log10
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import eagle_fsd
 from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput, SamplingConfig, step_of_setup
 from eagle_fsd.options import ModelOptions
-
-if TYPE_CHECKING:
-    import gradio as gr
 
 
 @dataclass
@@ -33,8 +29,6 @@ class DemoOptions:
 
 EVERY = 0.15  # seconds between what is sent of an answer
 QUIET = {"show_progress": "hidden"}  # no veil over what is read
-# `answer` says who waits; "once", the default, begins nothing in a cancelled one's place (6.31)
-ANSWERING = QUIET | {"concurrency_limit": None, "trigger_mode": "multiple"}
 # on which SmolLM2 has clearly more tokens a round under fsd and path than under exact
 PROMPTS = {
     "A plan": "Make a plan for a week of learning the guitar, day by day.",
@@ -50,11 +44,10 @@ exact test would have emitted another token; hover over it, or tap it, to see wh
 <b>Regret</b>: how far, in nats, the token's log-probability is below that of the target's most
 likely token: 0 if it is that one, 0.69 if it is half as likely.<br>
 <b>Divergence</b> D: how far apart target and drafter are on what comes in the token's place.<br>
-<span class="token draft">Accepted drafts</span> are the target's own choice, as all other tokens
-are. Click a token to see the tree of its round.</p>"""
-COLUMNS = f'<div class="columns">{"<section><h3></h3></section>" * 3}</div>'
+Click any token for its round's tree; <span class="token draft">accepted drafts</span> that are not
+fuzzy are the target's own choice, as tokens without a colour are.</p>"""
+COLUMNS = f'<div class="columns">{"<section></section>" * 3}</div>'
 STYLE = """
-.tip { font-family: system-ui; }
 .columns { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 0 1.5rem; }
 .columns .prompt { white-space: pre-wrap; background: var(--raised); padding: .3rem .6rem;
   border-left: 3px solid var(--line); font-size: 13px; max-height: 3.5rem; overflow-y: auto; }
@@ -88,22 +81,14 @@ def arm_text(rule: str, dial: float, drafter: str) -> str:
     return parse_arm(f"{rule}:{dial:g}@{drafter}").text
 
 
-def figures(
-    made: "eagle_fsd.Answer", seconds: float, plain: "tuple[eagle_fsd.Answer, float] | None"
-) -> str:
-    """The lines under an answer, beside plain's answer and its seconds, but for plain's own."""
-    from eagle_fsd.evaluation.record_numbers import repetition
-
-    speed, repeated = len(made.tokens) / seconds, f"repetition {repetition(made.tokens):.2f}"
-    if plain is None or not made.rounds:
-        return f"{speed:.1f} tokens a second\n{repeated}"
-    faster = speed * plain[1] / len(plain[0].tokens)
+def figures(made: "eagle_fsd.Answer", own: tuple[float, float], plain: tuple[float, float]) -> str:
+    """The lines under an answer; of it and of plain's are given tokens a second and repetition."""
     regrets = [regret for each in made.rounds for regret in each.regret]
     return (
-        f"{speed:.1f} tokens a second ({faster:.2f} of plain's)\n"
-        f"{repeated} (plain's {repetition(plain[0].tokens):.2f})\n"
+        f"{own[0]:.1f} tokens a second ({own[0] / plain[0]:.2f} of plain's)\n"
         f"{made.tokens_per_round:.2f} tokens a round, {made.fuzzy_share:.1%} fuzzy\n"
-        f"regret {sum(regrets) / len(regrets):.3f} nats a token"
+        f"regret {sum(regrets) / max(1, len(regrets)):.3f} nats a token\n"
+        f"repetition {own[1]:.2f} (plain's {plain[1]:.2f})"
     )
 
 
@@ -115,8 +100,8 @@ def answer(
     are those of `stream`. `queue` has who asked the model, in that order; to close this leaves it.
     """
     from eagle_fsd.arms import parse_arm
-    from eagle_fsd.decoding.answer import Round
     from eagle_fsd.evaluation.answering import TurnTrace
+    from eagle_fsd.evaluation.record_numbers import repetition
     from eagle_fsd.evaluation.report.write_report import traced_turn
     from eagle_fsd.rules import RULES
     from eagle_fsd.timing import synchronized_time
@@ -129,7 +114,7 @@ def answer(
         columns = [{"arm": a.text, "turns": turns} for a, turns in zip(arms, said, strict=True)]
         return words, {"greedy": not settings["temperature"], "columns": columns}, said
 
-    def watch(step: Round) -> None:
+    def watch(step: object) -> None:
         nonlocal began
         paused = synchronized_time(device)
         trace.take(step)
@@ -150,34 +135,37 @@ def answer(
                 messages.append({"role": "user", "content": turn["prompt"]})
                 messages.append({"role": "assistant", "content": turn["answer"]})
             messages.append({"role": "user", "content": prompt})
-            begins = began = sent = synchronized_time(device)
+            began = sent = synchronized_time(device)
             for _, made in eagle_fsd.stream(
                 model, messages, arm=each.text, watch=watch, **settings
             ):
                 paused = synchronized_time(device)
-                if made.finish is None and paused - sent < EVERY:
+                if made.finish is None and (paused - sent < EVERY or not made.rounds):
                     continue
+                own = len(made.tokens) / (paused - began), repetition(made.tokens)
+                plain = own if number == 0 else plain
                 turn = traced_turn(trace.taken, [text for text, *_ in made.pieces()], made.thought)
-                seconds = paused - began
-                turn |= {"key": f"{begins}", "words": figures(made, seconds, plain)}
                 turn |= {"prompt": prompt, "answer": made.text[made.thought :]}
-                turn["finish"] = made.finish
+                turn |= {"words": figures(made, own, plain)}
                 # in a list of its own: Gradio sends what differs from what was yielded before
                 said = [*said[:number], [*earlier, turn], *said[number + 1 :]]
                 yield now(f"{each.text} answers.")
                 sent = synchronized_time(device)
                 began += sent - paused  # the clock stands still while it is shown, or traced
-            plain = plain or (made, seconds)
         yield now("All three have answered.")
     finally:
         queue.remove(me)
 
 
-def build_page(model: "eagle_fsd.Model", queue: list) -> "gr.Blocks":
-    """The page; `queue` is that of `answer`."""
+def serve(
+    model: "eagle_fsd.Model", queue: list, options: DemoOptions, *, wait: bool = True
+) -> object:
+    """Show the page, until Ctrl-C or in the background: gradio.Blocks, which `close` ends. `queue`
+    is that of `answer`."""
     import gradio as gr
 
     from eagle_fsd.drafters.settings import DRAFTERS
+    from eagle_fsd.evaluation.report.write_report import page_file
     from eagle_fsd.rules import RULES
 
     def tell_arm(*chosen: object) -> str:
@@ -222,18 +210,11 @@ def build_page(model: "eagle_fsd.Model", queue: list) -> "gr.Blocks":
         asked, going = [prompt, temperature, budget, *chosen], []
         for button, before in ((fresh, none), (further, said)):
             begun = button.click(lambda: "Asked.", None, status, **QUIET)
-            going.append(begun.then(ask, [before, *asked], [status, columns, said], **ANSWERING))
+            # `answer` says who waits; "once" begins nothing in the place of a cancelled one (6.31)
+            many = QUIET | {"concurrency_limit": None, "trigger_mode": "multiple"}
+            going.append(begun.then(ask, [before, *asked], [status, columns, said], **many))
         gr.on([fresh.click, further.click], None, cancels=going)
         stop.click(lambda: "Stopped.", None, status, cancels=going, **QUIET)
-    return page
-
-
-def serve(page: "gr.Blocks", options: DemoOptions, *, wait: bool = True) -> None:
-    """Show it to this machine's browsers; `wait` until Ctrl-C."""
-    import gradio as gr
-
-    from eagle_fsd.evaluation.report.write_report import page_file
-
     script = page_file("answer", "js") + Path(__file__).with_suffix(".js").read_text("utf-8")
     head = f"<style>{page_file('answer', 'css')}{STYLE}</style><script>{script}</script>"
     theme = gr.themes.Default(font="system-ui", font_mono="monospace")  # others are fetched
@@ -242,6 +223,7 @@ def serve(page: "gr.Blocks", options: DemoOptions, *, wait: bool = True) -> None
         page.launch(**where, head=head, theme=theme, footer_links=[], prevent_thread_lock=not wait)
     except (OSError, OverflowError) as error:
         raise BadInput(f"--port {options.port} is taken, or is no port: give another") from error
+    return page
 
 
 def run(options: DemoOptions, model_options: ModelOptions) -> None:
@@ -251,7 +233,7 @@ def run(options: DemoOptions, model_options: ModelOptions) -> None:
     from eagle_fsd.arms import parse_arm
 
     drafts = ["exact", *["exact@language_model"][: bool(model_options.draft_model)]]
-    serve(build_page(model_options.load([*map(parse_arm, drafts)]), []), options)
+    serve(model_options.load([*map(parse_arm, drafts)]), [], options)
 
 
 if __name__ == "__main__":
