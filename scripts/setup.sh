@@ -5,12 +5,13 @@
 #     scripts/setup.sh           what the main job, its report and training need
 #     scripts/setup.sh tasks     also the judge's client and IFEval's checkers
 #     scripts/setup.sh test      also what the tests need
+#     scripts/setup.sh demo      what the main job and scripts/demo.sh need
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=${PYTHON:-python3}
 wanted=${1:+-$1}
-if [[ ! $wanted =~ ^(|-tasks|-test)$ ]]; then
-    echo "error: $1 is no step of the set-up: give tasks, test or nothing" >&2
+if [[ ! $wanted =~ ^(|-tasks|-test|-demo)$ ]]; then
+    echo "error: $1 is no step of the set-up: give tasks, test, demo or nothing" >&2
     exit 2
 fi
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
@@ -27,7 +28,9 @@ if [[ "$(cat "$root/.venv/setup-stamp" 2>/dev/null)" != "$root "* ]]; then
     "$python" -m venv --clear "$root/.venv"
 fi
 # one call of pip for all steps up to the wanted one: each builds the library anew
-steps=("" -tasks -test) pinned=("$root/pyproject.toml") stamps=() missing=
+steps=("" -tasks -test)
+if [ "$wanted" = -demo ]; then steps=("" -demo); fi
+pinned=("$root/pyproject.toml") stamps=() missing=
 for step in "${steps[@]}"; do
     requirements=$root/requirements$step.txt
     pinned+=("$requirements")

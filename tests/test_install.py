@@ -21,7 +21,7 @@ import eagle_fsd
 from eagle_fsd.versions import told_versions
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PINS = [ROOT / f"requirements{step}.txt" for step in ("", "-tasks", "-test")]
+PINS = [ROOT / f"requirements{step}.txt" for step in ("", "-tasks", "-test", "-demo")]
 
 
 def pins() -> dict[str, Version]:

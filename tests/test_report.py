@@ -348,7 +348,7 @@ def test_traces_tell_where_tokens_came_from(traced):
 def test_a_box_of_the_tree_says_of_its_token_what_the_text_says(traced):
     """Bug held down: a box showed the D of the place behind its token, by which the next one is
     judged, and the answer's text the D that the token was judged by: .493 here and .468 there."""
-    script = (Path(write_report.__file__).parent / "page.js").read_text()
+    script = write_report.page_file("answer", "js")
     draws = script[script.index("function treeNodes") : script.index("/* Depth goes")]
     found = read_run(traced / "run").records["fsd:0.6"][0]["turns"][0]["trace"]["rounds"]
     program = f"{draws}\nconsole.log(JSON.stringify({json.dumps(found)}.map(treeNodes)))"

@@ -3,26 +3,10 @@
 // Their form is told by pack_answers in write_report.py; on the page of one answer is nothing else.
 (() => {
   const runs = JSON.parse(document.getElementById("answer-data").textContent);
+  const { element, number, quoted, token, takeThought, tracedTokens, showTips, drawTree } = drawing; // answer.js
   const byId = (id) => document.getElementById(id);
-  const WORDS = { draft: "accepted draft", fuzzy: "fuzzy draft", target: "the target's own token" };
-  const NODE = { width: 92, height: 44, gapX: 26, gapY: 8 };
   const shown = { run: null, question: null, arms: [] };
   let open = null; // { column, turn, round } whose tree is shown
-
-  const number = (value, digits = 3) =>
-    value === null ? "-" : typeof value === "string" ? value : value.toFixed(digits);
-  const quoted = (text) => "\u201c" + text.replace(/\n/g, "\u21b5") + "\u201d";
-  function brief(token) {
-    const one = token === "" ? "\u2205" : token.replace(/\n/g, "\u21b5").replace(/ /g, "\u2423");
-    const letters = [...one];
-    return letters.length > 11 ? letters.slice(0, 10).join("") + "\u2026" : one;
-  }
-  function element(name, attributes, content) {
-    const made = document.createElement(name);
-    Object.assign(made, attributes);
-    if (content !== undefined) made.textContent = content;
-    return made;
-  }
 
   // --- which question, which arms -----------------------------------------------------------
   function fillQuestions() {
@@ -113,23 +97,10 @@
     }
     if (turns > 1) words.unshift(`turn ${index + 1}`);
     const line = element("div", { className: "answer" });
-    line.append(...(turn.rounds ? tracedTokens(turn, index, column) : recordedTokens(turn)));
+    line.append(...(turn.rounds ? tracedTokens(turn, shown.run.greedy) : recordedTokens(turn)));
+    for (const span of line.children) Object.assign(span.dataset, { column, turn: index });
     if (turn.thought) line.prepend(takeThought(line, turn));
     return [element("p", { className: "note small" }, words.join(", ")), line];
-  }
-
-  /* The first characters of an answer, or tokens of a traced one, which a reasoning target thought,
-     in a box of their own. */
-  function takeThought(line, turn) {
-    const box = element("div", { className: "thought" });
-    for (let left = turn.thought; left > 0 && line.firstChild; ) {
-      const node = line.firstChild;
-      if (node.nodeType === Node.TEXT_NODE && node.length > left) node.splitText(left);
-      left -= turn.rounds ? 1 : node.textContent.length;
-      box.append(node);
-    }
-    box.prepend(element("span", { className: "note small" }, "thought\n"));
-    return box;
   }
 
   const ratio = (regret) =>
@@ -144,134 +115,24 @@
     });
   }
 
-  function tracedTokens(turn, index, column) {
-    const first = token(turn.first, "target", ["from prefill: the target's own token"]);
-    const spans = [first];
-    turn.rounds.forEach((round, roundIndex) => {
-      for (const made of round.emitted) {
-        const tip = [`${quoted(made.text)}: ${WORDS[made.source]}`];
-        if (made.source === "fuzzy") {
-          const who = shown.run.greedy ? "exact would have emitted" : "the target's most likely token is";
-          tip.push(`${who} ${quoted(made.best)} (P ${number(made.best_prob, 2)})`);
-        }
-        tip.push(`P ${number(made.target_prob)}, Q ${number(made.draft_prob)}, ` +
-          `D ${number(made.divergence)}, regret ${number(made.regret)} nats`);
-        tip.push(`round ${roundIndex + 1} of ${turn.rounds.length}`);
-        const span = token(made.text, made.source, tip);
-        Object.assign(span.dataset, { column, turn: index, round: roundIndex });
-        spans.push(span);
-      }
-    });
-    return spans;
-  }
-
-  function token(text, source, tip) {
-    const span = element("span", { className: `token ${source}` }, text);
-    span.dataset.tip = tip.filter(Boolean).join("\n");
-    if (source === "fuzzy") span.tabIndex = 0;
-    return span;
-  }
-
-  // --- what is known of a token -------------------------------------------------------------
-  function showTip(span) {
-    const tip = byId("tip");
-    tip.textContent = span.dataset.tip;
-    tip.hidden = false;
-    const at = span.getBoundingClientRect();
-    const left = Math.min(at.left, document.documentElement.clientWidth - tip.offsetWidth - 8);
-    tip.style.left = `${Math.max(4, left) + scrollX}px`;
-    tip.style.top = `${at.bottom + scrollY + 6}px`;
-  }
-  const hideTip = () => { byId("tip").hidden = true; };
-
   // --- the tree of a round ------------------------------------------------------------------
-  /* Nodes of the drawing: the round's, and the target's own token behind the path, unless the
-     answer ended before it. A token's D is that of its parent's place, by which it was judged. */
-  function treeNodes(round) {
-    const node = (of, parent, mark) =>
-      ({ word: of.text, parent, p: of.target_prob, q: of.draft_prob, d: null, mark });
-    const nodes = round.nodes.map((of) => node(of, of.parent, ""));
-    nodes[0].mark = "kept";
-    round.emitted.forEach((made, step) => {
-      const index = round.path[step + 1] ?? nodes.push(node(made, round.path[step], "next")) - 1;
-      if (made.source !== "target") nodes[index].mark = made.source === "fuzzy" ? "fuzzy" : "kept";
-      nodes[index].d = made.divergence;
-    });
-    return nodes;
-  }
-
-  /* Depth goes to the right, leaves downwards; a parent stands between its children. */
-  function place(nodes) {
-    const children = nodes.map(() => []);
-    nodes.forEach((node, index) => { if (node.parent >= 0) children[node.parent].push(index); });
-    let leaves = 0;
-    (function walk(index, depth) {
-      const node = nodes[index];
-      node.x = depth * (NODE.width + NODE.gapX) + 4;
-      for (const child of children[index]) walk(child, depth + 1);
-      node.y = children[index].length
-        ? (nodes[children[index][0]].y + nodes[children[index].at(-1)].y) / 2
-        : leaves++ * (NODE.height + NODE.gapY) + 4;
-    })(0, 0);
-  }
-
-  function svg(name, attributes, content) {
-    const made = document.createElementNS(byId("tree").namespaceURI, name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    if (content !== undefined) made.textContent = content;
-    return made;
-  }
-
-  function drawNode(node) {
-    const group = svg("g", { class: node.mark });
-    const box = { x: node.x, y: node.y, width: NODE.width, height: NODE.height, rx: 4 };
-    group.append(svg("rect", box));
-    const at = { x: node.x + 7 };
-    group.append(svg("text", { ...at, y: node.y + 15 }, brief(node.word)));
-    const probs = node.parent < 0 ? "root" : `P ${number(node.p, 2)} Q ${number(node.q, 2)}`;
-    group.append(svg("text", { ...at, y: node.y + 27, class: "small" }, probs));
-    const third = node.mark === "fuzzy" ? "fuzzy " : node.mark === "next" ? "target" : "";
-    const d = node.d === null ? "" : `D ${number(node.d)}`;
-    group.append(svg("text", { ...at, y: node.y + 38, class: "small" }, third + d));
-    group.append(svg("title", {}, `${quoted(node.word)} P ${number(node.p, 4)} Q ${number(node.q, 4)}`));
-    return group;
-  }
-
   function openTree(column, turn, round) {
     const rounds = shown.question.answers[shown.arms[column]]?.[turn]?.rounds;
     if (!rounds?.[round]) return;
     open = { column, turn, round };
-    const nodes = treeNodes(rounds[round]);
-    place(nodes);
     const tree = byId("tree");
-    tree.replaceChildren();
-    const width = Math.max(...nodes.map((node) => node.x)) + NODE.width + 6;
-    const height = Math.max(...nodes.map((node) => node.y)) + NODE.height + 6;
-    tree.setAttribute("width", width);
-    tree.setAttribute("height", height);
-    for (const node of nodes) {
-      if (node.parent < 0) continue;
-      const from = nodes[node.parent];
-      const [x0, y0] = [from.x + NODE.width, from.y + NODE.height / 2];
-      const [x1, y1] = [node.x, node.y + NODE.height / 2];
-      const bend = (x0 + x1) / 2;
-      tree.append(svg("path", { d: `M${x0} ${y0}C${bend} ${y0} ${bend} ${y1} ${x1} ${y1}`, class: node.mark }));
-    }
-    for (const node of nodes) tree.append(drawNode(node));
-    const accepted = rounds[round].path.length - 1;
+    byId("panel").hidden = false;
+    const words = drawTree(tree, rounds[round]);
     const title = `${shown.run.arms[shown.arms[column]]}, turn ${turn + 1}, round ${round + 1} of ` +
-      `${rounds.length}: ${rounds[round].nodes.length - 1} drafts, ${accepted} accepted`;
+      `${rounds.length}: ${words}`;
     byId("round-title").textContent = title;
     tree.setAttribute("aria-label", `draft tree. ${title}`);
     byId("before").disabled = round === 0;
     byId("after").disabled = round === rounds.length - 1;
-    byId("panel").hidden = false;
     for (const span of byId("columns").querySelectorAll("[data-round]")) {
       const of = [span.dataset.column, span.dataset.turn, span.dataset.round].map(Number);
       span.classList.toggle("same-round", of[0] === column && of[1] === turn && of[2] === round);
     }
-    const scroll = tree.parentElement; // the path's middle into view
-    scroll.scrollTop = nodes[rounds[round].path.at(-1)].y - scroll.clientHeight / 2;
   }
 
   function closeTree() {
@@ -288,12 +149,7 @@
   byId("question").addEventListener("change", () => show(byId("question").value));
   const columns = byId("columns");
   const tokenOf = (event) => event.target.closest?.("[data-tip]");
-  for (const [name, shows] of [["mouseover", true], ["mouseout", false], ["focusin", true], ["focusout", false]]) {
-    columns.addEventListener(name, (event) => {
-      if (!shows) hideTip();
-      else if (tokenOf(event)) showTip(tokenOf(event));
-    });
-  }
+  showTips(columns, byId("tip"));
   columns.addEventListener("click", (event) => openSpan(tokenOf(event)));
   columns.addEventListener("keydown", (event) => {
     if (event.key === "Enter") openSpan(tokenOf(event));

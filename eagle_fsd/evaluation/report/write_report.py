@@ -5,7 +5,7 @@ index.html      everything, in one file that needs nothing else; marks the folde
 tables.json     the rows of all runs: arms, by_category, equal_gain, scores
 plot.svg        loss against gain, and plot_speed.svg against tokens per second
 
-Everything that comes from a run is untrusted text: page.html escapes it, page.js puts it in by
+Everything that comes from a run is untrusted text: page.html escapes it, the scripts put it in by
 textContent.
 """
 
@@ -141,9 +141,7 @@ def answer_page(
     for token, text in zip(emitted, texts[1:], strict=True):
         cost = {"regret": token["regret"], "D": token["divergence"]}
         parts.append([text, cost if token["source"] == "fuzzy" else None])
-    turn = {"parts": parts, "tokens": len(parts)}
-    turn["thought"] = thought_tokens(thought, accumulate(map(len, texts)))
-    turn |= {"first": trace["first"]["text"], "rounds": trace["rounds"]}
+    turn = {"parts": parts, "tokens": len(parts)} | traced_turn(trace, texts, thought)
     question = {"id": "", "choice": 0, "category": "", "prompts": [prompt]}
     question |= {"answers": [[turn]], "scores": [None]}
     answers = [{"name": "", "greedy": greedy, "arms": [arm], "questions": [question]}]
@@ -151,16 +149,27 @@ def answer_page(
     return render_page(title=title, subject=subject, runs=[], plots={}, answers=answers)
 
 
+def traced_turn(trace: dict, texts: Sequence[str], thought: int) -> dict:
+    """What answer.js draws of a turn, see answer_page for what it is made of."""
+    thought = thought_tokens(thought, accumulate(map(len, texts)))
+    return {"first": texts[0], "texts": texts, "rounds": [*trace["rounds"]], "thought": thought}
+
+
 def render_page(**values: object) -> str:
     page = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     page.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False}
     page.globals |= {"metrics": METRICS, "cell_text": cell_text, "gain": GAIN}
-    css, js = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    css, js = (page_file("answer", kind) + page_file("page", kind) for kind in ("css", "js"))
     return page.get_template("page.html").render(css=css, js=js, **values)
 
 
+def page_file(name: str, kind: str) -> str:
+    """The style ("css") or the script ("js") of the report's `page`, or of any page's `answer`."""
+    return (HERE / f"{name}.{kind}").read_text(encoding="utf-8")
+
+
 def pack_answers(run: RunData) -> dict:
-    """A run's answers as page.js reads them: {name, greedy, arms, questions}.
+    """A run's answers as page.js and answer.js read them: {name, greedy, arms, questions}.
 
     question  {id, choice, category, prompts, answers, scores: one an arm, null where it has none}
     answer    [turn]; turn: {parts: see text_parts, tokens, thought: characters at its front, as
