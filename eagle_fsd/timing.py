@@ -2,6 +2,7 @@
 this process or its neighbours."""
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -23,6 +24,13 @@ def synchronized_time(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def held_gigabytes(device: torch.device) -> float:
+    """The most that this process has held so far, of the device's memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def rotated(items: Sequence[Item], turn: int) -> list[Item]:
@@ -67,15 +75,22 @@ def check_timing_alone(device: str) -> list[str]:
             )
         if not listed:
             warnings.append(f"cannot find out who uses {one}: nvidia-smi does not list even us")
-    # 2. The CPU is busy with others' work to a part alone.
-    if (busy := load_by_others()) > BUSY:
-        warnings.append(
-            f"other processes keep {busy:.1f} cores busy: speeds will be low and vary. Wait until "
-            "the machine is idle"
-        )
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    return warnings
+    # 2. The CPU is busy with others' work to a part alone.
+    return warnings + warn_of_busy_cpu()
+
+
+def warn_of_busy_cpu() -> list[str]:
+    """What is said on standard error where others keep the CPU's cores busy, else nothing."""
+    if (busy := load_by_others()) <= BUSY:
+        return []
+    warning = (
+        f"other processes keep {busy:.1f} cores busy: speeds will be low and vary. Wait until the "
+        "machine is idle"
+    )
+    print(f"warning: {warning}", file=sys.stderr)
+    return [warning]
 
 
 def other_processes(listed: list[int], own: int) -> list[int]:

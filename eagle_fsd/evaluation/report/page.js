@@ -323,5 +323,10 @@
   const options = [...byId("question").options];
   const having = (words) => options.find((option) => option.textContent.includes(words));
   show((having(", with trees") ?? having(", scores differ") ?? any).value);
-  if (!figures.length) openTree(0, 0, 0); // the page of one answer opens with a tree
+  if (!figures.length) { // the page of one answer opens with a tree: of a fuzzy token, or the largest
+    const { rounds } = shown.question.answers[0][0];
+    const fuzzy = rounds.findIndex((round) => round.emitted.some((made) => made.source === "fuzzy"));
+    const sizes = rounds.map((round) => round.nodes.length);
+    openTree(0, 0, fuzzy >= 0 ? fuzzy : sizes.indexOf(Math.max(...sizes)));
+  }
 })();

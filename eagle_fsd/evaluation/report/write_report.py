@@ -27,6 +27,7 @@ from eagle_fsd.evaluation.run_data import RunData
 from eagle_fsd.evaluation.tables import NOTES, cell_text, markdown_table, terminal_table
 from eagle_fsd.runs.folder import answer_key, lock_folder
 from eagle_fsd.runs.jsonl import write_file, write_json
+from eagle_fsd.stats import LEAST_QUESTIONS
 from eagle_fsd.thoughts import thought_tokens
 
 MADE_BY = '<meta name="generator" content="eagle_fsd.report">'  # of page.html
@@ -65,8 +66,9 @@ def report_bench(bench: Bench, *, scores: Sequence[dict] = (), further: dict | N
     write_file(folder / "summary.md", "\n\n".join(filter(None, text)) + "\n")
     plugin = ["--plugin", path] if (path := bench.model_options.plugin) else []
     page = shown_command("report.py", folder, *plugin, "--output", f"{folder}_report")
+    intervals = ", with intervals," if len(bench.questions) >= LEAST_QUESTIONS else ""
     rest = (
-        f"All columns, with intervals, are in {folder}: summary.md and summary.json.\n"
+        f"All columns{intervals} are in {folder}: summary.md and summary.json.\n"
         f"The report's page is made by: {page}"
     )
     shown = [title, sections.get("Scores"), terminal_table(rows), verdicts, *notes, rest]
