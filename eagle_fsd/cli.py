@@ -20,6 +20,10 @@ from transformers import HfArgumentParser
 from eagle_fsd.config import BadInput, nearest
 from eagle_fsd.options import PluginOptions
 
+# What other tools call an option of ours
+ELSEWHERE = dict.fromkeys(("model", "model_path", "model_name_or_path", "base_model"), "target")
+ELSEWHERE |= {"ea_model_path": "head", "max_tokens": "max_new_tokens"}
+
 
 def run_command(
     run: Callable[..., None], options: Sequence[type], arguments: list[str] | None = None
@@ -54,7 +58,8 @@ def parse(parser: HfArgumentParser, arguments: list[str] | None = None) -> tuple
         # the first, without the dashes, by which all are alike
         known = [name.lstrip("-") for a in parser._actions for name in a.option_strings]
         name = next((word for word in unknown if word.startswith("--")), "").partition("=")[0]
-        meant = nearest(name.lstrip("-"), known, before="--")
+        name = name.lstrip("-").replace("-", "_")
+        meant = nearest(ELSEWHERE.get(name, name), known, before="--")
         raise BadInput(f"unknown arguments {' '.join(unknown)}{meant}; --help lists what is known")
     parsed = parser.parse_args_into_dataclasses(arguments)
     for options in parsed:

@@ -79,6 +79,14 @@ class FolderOptions:
     is new or holds a run of the same settings, NAME being what is run."""
 
 
+PLAN = option(
+    False,
+    "Tell how many answers are to be made, how long that takes and how much memory it needs; but "
+    "for one answer to time where none is there, nothing is run.",
+    may_change=True,
+)
+
+
 @dataclass
 class RunOptions(FolderOptions):
     """Of commands whose records are of answers to questions."""
@@ -124,6 +132,7 @@ class BenchOptions(RunOptions):
     traces: int = option(0, may_change=True)
     """The number of questions, spread over the categories, whose draft trees are kept for the
     report as they are answered."""
+    plan: bool = PLAN
 
     def __post_init__(self):
         super().__post_init__()

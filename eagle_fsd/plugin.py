@@ -3,6 +3,7 @@
 The file puts its classes into RULES, GUARDS or DRAFTERS, as docs/extend.md shows.
 """
 
+import re
 import sys
 import traceback
 from hashlib import sha256
@@ -20,6 +21,12 @@ from eagle_fsd.rules.guards import GUARDS
 TABLES = {"rule": RULES, "guard": GUARDS, "drafter": DRAFTERS, "divergence": DIVERGENCES}
 TABLES |= {"column of places": PLACES, "column of drafts": DRAFTS}
 OWN = {kind: table.copy() for kind, table in TABLES.items()}
+
+
+def of_plugin(arm: str) -> bool:
+    """Whether an arm's text names something that a plug-in has put into a table."""
+    added = {name for kind, table in TABLES.items() for name in table.keys() - OWN[kind].keys()}
+    return not added.isdisjoint(re.split("[:,=@]", arm))
 
 
 def load_plugin(path: str) -> None:

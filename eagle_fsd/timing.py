@@ -2,6 +2,7 @@
 process or its neighbours, and what memory is left."""
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -32,6 +33,13 @@ def free_bytes(device: torch.device) -> int:
         return psutil.virtual_memory().available
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + held
+
+
+def held_gigabytes(device: torch.device) -> float:
+    """The most that this process has held so far, of the device's memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def rotated(items: Sequence[Item], turn: int) -> list[Item]:
@@ -76,15 +84,22 @@ def check_timing_alone(device: str) -> list[str]:
             )
         if not listed:
             warnings.append(f"cannot find out who uses {one}: nvidia-smi does not list even us")
-    # 2. The CPU is busy with others' work to a part alone.
-    if (busy := load_by_others()) > BUSY:
-        warnings.append(
-            f"other processes keep {busy:.1f} cores busy: speeds will be low and vary. Wait until "
-            "the machine is idle"
-        )
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    return warnings
+    # 2. The CPU is busy with others' work to a part alone.
+    return warnings + warn_of_busy_cpu()
+
+
+def warn_of_busy_cpu() -> list[str]:
+    """What is said on standard error where others keep the CPU's cores busy, else nothing."""
+    if (busy := load_by_others()) <= BUSY:
+        return []
+    warning = (
+        f"other processes keep {busy:.1f} cores busy: speeds will be low and vary. Wait until the "
+        "machine is idle"
+    )
+    print(f"warning: {warning}", file=sys.stderr)
+    return [warning]
 
 
 def other_processes(listed: list[int], own: int) -> list[int]:

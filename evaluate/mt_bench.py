@@ -35,6 +35,9 @@ def run_mt_bench(
     questions = cut(questions, options.turns)
     name = Path(options.question_file).name or "MT-Bench"
     bench = Bench(name, "mt_bench", questions, options, sampling, model_options)
+    if options.plan:
+        print(bench.plan())
+        return
     bench.answer_all()
     if bench.processes.is_main:
         print(report_bench(bench))

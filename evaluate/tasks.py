@@ -67,6 +67,9 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
     name = Path(options.task.rpartition(":")[2]).name
     run_name, models = Path(options.task.partition(":")[0]).stem, (sampling, model_options)
     bench = Bench(name, "tasks", questions, options, *models, run_name=run_name)
+    if options.plan:
+        print(bench.plan())
+        return
     bench.answer_all()
     if bench.processes.is_main:
         _, scores = score_run(bench.records(), questions, scorer, bench.run.folder)

@@ -35,7 +35,7 @@ def rows() -> list[dict]:
 
 
 if __name__ == "__main__":
-    svg = plot_curves(rows())
+    svg = plot_curves(rows(), up=LOSS)
     # a page of its own, light or dark as the reader's theme is
     svg = svg.replace(INK, "currentColor").replace("<defs>", f"<style>{PAGE}</style>\n <defs>", 1)
     (ROOT / "docs/loss_against_gain.svg").write_text(svg, encoding="utf-8")

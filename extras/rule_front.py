@@ -28,6 +28,7 @@ from eagle_fsd.evaluation.metrics import Parts, exact_beside, rate_parts, shared
 from eagle_fsd.evaluation.record_numbers import Record
 from eagle_fsd.evaluation.run_data import RunData, read_run
 from eagle_fsd.evaluation.tables import markdown_table
+from eagle_fsd.plugin import load_plugin
 from eagle_fsd.rules import RULES
 from eagle_fsd.runs.jsonl import read_lines
 from eagle_fsd.stats import Interval, Statistic, interval
@@ -171,8 +172,10 @@ def less_other(sums_X2A2: np.ndarray, *, lost: Statistic, size: int) -> np.ndarr
     return lost(first) - lost(second)
 
 
-def front(folder: Path, rule: str, score: str = "") -> None:
+def front(folder: Path, rule: str, score: str = "", plugin: str = "") -> None:
     """Print the table of a run."""
+    if plugin:
+        load_plugin(plugin)
     run = read_run(folder)
     costs = (score_cost(folder, score),) if score else COSTS
     rows = at_equal_gain(run, costs, rule)
@@ -193,4 +196,5 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path, help="A run with the arms plain and exact.")
     parser.add_argument("rule", nargs="?", default="path", help="The rule to compare with.")
     parser.add_argument("--score", default="", help="A score in place of what the records hold.")
+    parser.add_argument("--plugin", default="", help="The one that the run was made with, if any.")
     ended_by(lambda: front(**vars(parser.parse_args())))

@@ -73,12 +73,15 @@ def test_what_the_readme_shows_runs(monkeypatch, capsys):
         five_lines,
         *((ROOT / name).read_text() for name in ("example.py", "bench.py")),
     ):
-        exec(program.replace("max_new_tokens=128", "max_new_tokens=16"), {})
+        program = program.replace("max_new_tokens=128", "max_new_tokens=16")
+        exec(program, {"__name__": "__main__"})
     text = capsys.readouterr().out
-    arms = re.findall(r"^(\S+):? +[0-9.]+ tokens/s", text, re.MULTILINE)
-    assert arms[:4] == ["plain:", "exact@hybrid:", "fsd:0.3@hybrid:", "path:0.9@hybrid:"]
-    assert arms[4:] == ["plain", "exact", *(arm.rstrip(":") for arm in arms[1:4])]
-    assert "Photosynthesis is a vital" in text and "|" in text
+    arms = re.findall(r"^(\S+): [0-9.]+ tokens a round", text, re.MULTILINE)
+    assert arms == ["plain", "exact@hybrid", "fsd:0.3@hybrid", "path:0.9@hybrid"]
+    assert "living in a city" in text and "|" in text
+    named, *rates, of_plain = [line.split() for line in text.splitlines()[-4:]]
+    assert named[3:] == ["plain", "exact", *arms[1:]]
+    assert [row[0] for row in rates] == ["question", "together"] and of_plain[2] == "1.00"
 
 
 def test_shipped_head_drafts_well(model):

@@ -326,7 +326,7 @@ def test_a_model_is_loaded_where_commands_load_it(tmp_path, monkeypatch):
     target = str(write_target(tmp_path))
     assert load(target, head=None).target.device.type == "cpu"
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    with pytest.raises(BadInput, match="unknown device 'cuda'"):
+    with pytest.raises(BadInput, match="no device 'cuda' here"):
         load(target, head=None)
 
 

@@ -87,4 +87,4 @@ def test_a_run_with_a_plugin_is_known_by_its_file(call, models, tmp_path):
     assert stated["plugin"] == str(likely) and len(stated["plugin/likely.py"]) == 16
     likely.write_text(likely.read_text() + "# changed")
     told = call("evaluate/mt_bench.py", *options, "--plugin", likely)
-    assert "other settings (there, here): {'plugin/likely.py'" in told
+    assert "other settings (another file plugin/likely.py)" in told

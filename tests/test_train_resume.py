@@ -138,7 +138,7 @@ def test_interrupted_it_saves_and_goes_on(unbroken, target, data, tmp_path, capf
     main(arguments)
     assert json.loads((output / "progress.json").read_text())["seconds"] > 1000  # what was used
     told = capfd.readouterr().out
-    assert f"goes on behind step {step}" in told and "at random" not in told
+    assert f"goes on after step {step}" in told and "at random" not in told
     assert log_rows(output) == log_rows(unbroken) and same(weights(output), weights(unbroken))
     assert {path.name for path in output.glob("state-*")} == {f"state-{STEPS}"}
     main(arguments)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput, SamplingConfig, check_least
-from eagle_fsd.options import ChatOptions, option
+from eagle_fsd.options import PLAN, ChatOptions, option
 from eagle_fsd.training.prompts import SELF, parse_weights
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class DataOptions(ChatOptions):
     32 on a CPU with less than 15 minutes."""
     seed: int = 0
     """The seed of prompts, mixture and sampling."""
+    plan: bool = PLAN
 
     def __post_init__(self):
         super().__post_init__()
@@ -146,6 +147,9 @@ def make_data(options: DataOptions) -> None:
         states=TargetStates(target, options.features, digests) if options.features else None,
         **{name: getattr(options, name) for name in limits},
     )
+    if options.plan:
+        print(maker.plan(target, batch_size=options.batch_size))
+        return
     run.begin_session()
     maker.make(target, batch_size=options.batch_size)
     run.finish()

@@ -131,7 +131,9 @@ def json_number(value: float, digits: int = 6) -> float | str | None:
 
 
 def traced_token(model: Model, token: int) -> dict:
-    return {"token": token, "text": model.tokenizer.decode([token])}
+    """With "end" where it ends a turn: answers end before its text."""
+    named = {"token": token, "text": model.tokenizer.decode([token])}
+    return named | ({"end": True} if token in model.ends.ids else {})
 
 
 class TurnTrace:

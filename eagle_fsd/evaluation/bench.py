@@ -12,8 +12,10 @@ answers/ARM.jsonl   the same answers in FastChat's format, all choices of a ques
 import time
 import uuid
 import zlib
+from collections import Counter
 from dataclasses import asdict, replace
 from functools import cached_property, partial
+from statistics import fmean
 
 from tqdm import tqdm
 
@@ -30,7 +32,7 @@ from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_lines
 from eagle_fsd.runs.processes import Processes
 from eagle_fsd.thoughts import answer_message, thought_tokens
-from eagle_fsd.timing import check_timing_alone, rotated
+from eagle_fsd.timing import check_timing_alone, held_gigabytes, rotated
 
 Job = tuple[Question, Arm, int]  # an answer to be made; the number is the choice's
 
@@ -76,15 +78,43 @@ class Bench:
         for records in self.run.records.values():
             check_same_questions(records.values(), questions)
 
-    def answer_all(self) -> None:
-        jobs = [
+    def jobs(self) -> list[Job]:
+        """The answers that are not there yet."""
+        return [
             (question, arm, choice)
             for number, question in enumerate(self.questions)
             for arm in rotated(self.arms, number)
             for choice in range(self.options.num_choices)
             if (question.question_id, choice) not in self.run.records[arm.slug]
         ]
-        if jobs:
+
+    def plan(self) -> str:
+        """How much is left to do, for people: answers, hours by what an answer of each arm has
+        taken so far, or takes now, and the memory that models and answers hold then."""
+        left, seconds = self.jobs(), {}
+        counts = Counter(arm.text for _, arm, _ in left)
+        for arm in self.arms:
+            before = [
+                sum(turn["seconds"] for turn in record["turns"])
+                for record in self.run.records[arm.slug].values()
+            ]
+            if not before and counts[arm.text]:
+                job = next(job for job in left if job[1] == arm)
+                made = self._answered(*job, budget=self.options.max_new_tokens)
+                before = [sum(turn["seconds"] for turn in made["turns"])]
+            seconds[arm.text] = fmean(before) if before else 0.0
+        hours = sum(seconds[name] * count for name, count in counts.items()) / 3600
+        hours /= self.processes.count
+        there = len(self.questions) * len(self.arms) * self.options.num_choices - len(left)
+        text = f"{self.name}: {len(left)} answers are to be made, {there} are there"
+        if left:
+            text += f"; {hours:.2g} hours, and {held_gigabytes(self.model.target.device):.3g} GB"
+        slowest = sorted(counts, key=lambda name: -seconds[name])
+        each = ", ".join(f"{name} {seconds[name]:.1f}" for name in slowest)
+        return text + (f"\nseconds of an answer: {each}" if left else "")
+
+    def answer_all(self) -> None:
+        if jobs := self.jobs():
             self._answer(jobs)
         self.run.finish()
         if self.processes.is_main:

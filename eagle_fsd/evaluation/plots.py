@@ -1,6 +1,7 @@
-"""Plots of a comparison: the loss of every arm against its gain in tokens per round, or against its
-speed, with the Pareto front; and a caption that says what is drawn. Rows are those of
-metrics.summarize; where they are of several runs, with "run", the run's name."""
+"""Plots of a comparison: what every arm loses, or its score, against its gain in tokens per round
+or its speed, with the Pareto front; and a caption that says what is drawn. Rows are those of
+metrics.summarize; where they are of several runs, with "run", the run's name; and with an interval
+as score_key(SCORE) of every score."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -15,13 +16,28 @@ from eagle_fsd.evaluation.curves import GAIN, curves
 from eagle_fsd.evaluation.tables import few_questions
 
 SPEED = "tokens_per_second"  # across, or GAIN
-LOSS, LIKELIHOOD = "mean_logp_minus_plain", "mean_logp"  # upwards; the second without plain
+# upwards, or a score: the price of the tokens, which of exact is 0, and the likelihood of the text
+REGRET, TV = "regret_per_token", "tv_per_token"
+LOSS, LIKELIHOOD = "mean_logp_minus_plain", "mean_logp"  # the second without plain
+LOSSES = (REGRET, TV)  # larger is worse: their axis grows downwards, so that up is better in all
 LABELS = {
     GAIN: "tokens per round over exact's",
     SPEED: "tokens per second",
+    REGRET: "regret per token (nats),\nlarger is worse",
+    TV: "TV per token,\nlarger is worse",
     LOSS: "log-probability per token,\nminus plain's (nats)",
     LIKELIHOOD: "log-probability per token\n(nats)",
 }
+FURTHER_UP = {  # what it says of an arm
+    REGRET: "the less its tokens cost, in regret",
+    TV: "the nearer its tokens are to the target's distribution",
+    LOSS: "the more likely its text is by the target",
+    LIKELIHOOD: "the more likely its text is by the target",
+}
+NOT_QUALITY = (
+    "This is not quality: a lossy arm can lie above exact and plain, since a text is not the most "
+    "likely by each token being so, and one that repeats itself is likely. "
+)
 INK = "#010203"  # of axes and words: whoever shows a plot puts in the ink of its page
 STYLE = {"svg.fonttype": "none", "text.parse_math": False}  # a run's name may hold dollars
 STYLE |= {f"{part}.color": INK for part in ("text", "xtick", "ytick", "grid")}
@@ -29,34 +45,56 @@ STYLE |= {"axes.labelcolor": INK, "axes.edgecolor": INK, "figure.facecolor": "no
 STYLE |= {"axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False}
 
 
-def plot_curves(rows: Sequence[dict], *, across: str = GAIN) -> str:
+def score_key(score: str) -> str:
+    return f"score {score}"
+
+
+def heights(rows: Sequence[dict], *, sampled: bool, scores: Sequence[str] = ()) -> dict[str, str]:
+    """What a plot of these rows can show upwards, each with its name, the first thing first: what
+    tokens cost, which above temperature 0 (`sampled`) is their TV, since there the target's own
+    draws have regret too; log-probabilities against plain's, or as they are where no arm is plain;
+    and the scores."""
+    likelihood = LOSS if any(row[LOSS]["value"] is not None for row in rows) else LIKELIHOOD
+    named = {TV: "TV"} if sampled else {REGRET: "regret"}
+    return named | {likelihood: "log p"} | {score_key(score): score for score in scores}
+
+
+def plot_curves(rows: Sequence[dict], *, across: str = GAIN, up: str = REGRET) -> str:
     """Rows as SVG; "" where no arm has what is drawn, as caption explains."""
-    if not drawn_rows(rows, across)[0]:
+    if not drawn_rows(rows, across, up):
         return ""
     drawing = BytesIO()
     # of two plots on one page the ids differ, and a plot is the same every time
-    with matplotlib.rc_context(STYLE | {"svg.hashsalt": f"eagle_fsd {across}"}):
-        draw_curves(rows, across).savefig(drawing, format="svg", metadata={"Date": None})
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": f"eagle_fsd {across} {up}"}):
+        draw_curves(rows, across, up).savefig(drawing, format="svg", metadata={"Date": None})
     return drawing.getvalue().decode()
 
 
-def caption(rows: Sequence[dict], *, across: str = GAIN) -> str:
+def caption(rows: Sequence[dict], *, across: str = GAIN, up: str = REGRET) -> str:
     """What plot_curves draws of these rows, or why it draws nothing, in sentences."""
-    drawn, up = drawn_rows(rows, across)
-    if not drawn and across == SPEED:
+    drawn = drawn_rows(rows, across, up)
+    unknown = all(
+        row[across]["value"] is None for row in rows if across == SPEED or row["rule"] != PLAIN
+    )
+    if unknown and across == SPEED:
         return "There is no plot of speed, because the seconds of these answers are no timings."
-    if not drawn:
+    if unknown:
         return (
             "There is no plot of gain, because a gain is over the arm exact with the same drafter, "
             "and no arm here has one that emitted tokens: add exact to the run."
         )
+    if not drawn:
+        return "There is no plot of these two, because no arm here has both numbers."
     right = "round over exact with the same drafter" if across == GAIN else "second"
+    above = FURTHER_UP.get(up, "the higher its score")
+    likely = up in (LOSS, LIKELIHOOD)
     text = [
         f"Each point is an arm: the further right, the more tokens per {right}; the further up, "
-        "the more likely its text is by the target, so up and to the right is better. The grey "
-        "steps are the Pareto front of a run: for each arm on it, no other arm of the run is "
-        "better in both. The legend names the values of a line's points in their order along the "
-        "line, from the end that is nearest to exact. "
+        f"{above}{'' if likely else ', so up and to the right is better'}. ",
+        NOT_QUALITY if likely else "",
+        "The grey steps are the Pareto front of a run: no other arm of the run is both further up "
+        "and further right than an arm on it. The legend names the values of a line's points in "
+        "their order along the line, from the end that is nearest to exact. ",
     ]
     if any(row[key]["low"] is not None for row in drawn for key in (across, up)):
         text.append("Bars are 95 % intervals over questions, where these are known. ")
@@ -67,12 +105,10 @@ def caption(rows: Sequence[dict], *, across: str = GAIN) -> str:
     return "".join(text).strip()
 
 
-def drawn_rows(rows: Sequence[dict], across: str) -> tuple[list[dict], str]:
-    """The rows that a plot shows, and what it shows upwards: log-probabilities against plain's, or
-    as they are where no arm is plain. Plain itself is no point of a gain."""
-    up = LOSS if any(row[LOSS]["value"] is not None for row in rows) else LIKELIHOOD
+def drawn_rows(rows: Sequence[dict], across: str, up: str) -> list[dict]:
+    """The rows that a plot shows. Plain itself is no point of a gain."""
     drawn = [row for row in rows if None not in (row[across]["value"], row[up]["value"])]
-    return [row for row in drawn if across != GAIN or row["rule"] != PLAIN], up
+    return [row for row in drawn if across != GAIN or row["rule"] != PLAIN]
 
 
 def line_styles(rows: Sequence[dict]) -> dict[str, dict[str, str]]:
@@ -87,12 +123,12 @@ def line_styles(rows: Sequence[dict]) -> dict[str, dict[str, str]]:
 
 
 @matplotlib.rc_context(STYLE)
-def draw_curves(rows: Sequence[dict], across: str) -> Figure:
-    drawn, up = drawn_rows(rows, across)
+def draw_curves(rows: Sequence[dict], across: str, up: str) -> Figure:
+    drawn = drawn_rows(rows, across, up)
     styles = line_styles(rows)
     figure = Figure(layout="constrained")
     axes = figure.subplots()
-    axes.set(xlabel=LABELS[across], ylabel=LABELS[up])
+    axes.set(xlabel=LABELS[across], ylabel=LABELS.get(up, up.removeprefix(score_key(""))))
     axes.grid(alpha=0.15)
     axes.margins(0.1)
     legend = {}
@@ -108,7 +144,11 @@ def draw_curves(rows: Sequence[dict], across: str) -> Figure:
         xerr, yerr = np.nan_to_num([place_2A - low_2A, high_2A - place_2A]).swapaxes(0, 1)
         style = {"ms": 5, "elinewidth": 0.7} | styles[arms[0]["line"]]
         legend[label] = axes.errorbar(*place_2A, xerr=xerr, yerr=yerr, **style)
+        for bars in legend[label].lines[2]:  # behind the points of all arms, and fainter
+            bars.set(alpha=0.5, zorder=1)
     # 2. the front of every run, from the left side of the plot to its bottom
+    if up in LOSSES:
+        axes.invert_yaxis()
     limits = axes.axis()
     for run in dict.fromkeys(row.get("run") for row in drawn):
         front_N2 = front_of([row for row in drawn if row.get("run") == run], across, up)
@@ -127,9 +167,10 @@ def draw_curves(rows: Sequence[dict], across: str) -> Figure:
 
 def front_of(rows: Sequence[dict], across: str, up: str) -> np.ndarray:
     """The points [N, 2], from left to right, of the arms that none is better than in both."""
-    places = sorted({(row[across]["value"], row[up]["value"]) for row in rows}, reverse=True)
+    sign = -1 if up in LOSSES else 1
+    places = sorted({(row[across]["value"], sign * row[up]["value"]) for row in rows}, reverse=True)
     front = places[:1]
     for place in places:
         if place[1] > front[-1][1]:
             front.append(place)
-    return np.array(front[::-1])
+    return np.array(front[::-1]) * (1, sign)

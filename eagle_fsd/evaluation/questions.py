@@ -45,7 +45,7 @@ class Question:
             raise ValueError(f"category is {self.category!r}: give a text, or leave it out")
         turns = self.turns if isinstance(self.turns, list) else []
         if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
-            raise ValueError(f"turns is {self.turns!r:.60}: give texts that are not empty")
+            raise ValueError(f"turns is {self.turns!r:.60}: give a list of texts, none empty")
         if any(map(_is_null, self.reference)):
             raise ValueError("reference holds null: leave it out")
 

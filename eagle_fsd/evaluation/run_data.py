@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from glob import escape, glob
 from pathlib import Path
 from statistics import median
 
@@ -192,7 +193,9 @@ def same_work(records: Mapping[str, Sequence[Record]]) -> list[float]:
 
 def read_run(folder: Path) -> RunData:
     if not os.path.isfile(folder / "run.json"):  # Path's own raises for a name too long
-        raise BadInput(f"{folder} is no run: it has no run.json")
+        within = sorted(map(os.path.dirname, glob(f"{escape(str(folder))}/*/run.json")))
+        runs = f"; the folders in it that are: {', '.join(within)}" if within else ""
+        raise BadInput(f"{folder} is no run, since it has no run.json{runs}")
     whole = read_json(folder / "run.json")
     options, sessions = whole["options"], whole["sessions"]
     warnings: list[str] = []

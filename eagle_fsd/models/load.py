@@ -92,8 +92,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         check_tokenizer(path, tokenizer)
     except Exception as error:  # the tokenizers library raises no other of what it cannot read
         raise BadInput(
-            f"target {name!r} has no tokenizer that loads ({reason(error)}): mend or fetch its "
-            "files anew, or give another target"
+            f"target {name!r} has no tokenizer that loads ({reason(error)}): copy tokenizer.json "
+            "and tokenizer_config.json of its checkpoint there, or give another target"
         ) from error
     # Some tidy up the spaces of a text (`a != b` to `a!= b`), which changes what is streamed.
     tokenizer.clean_up_tokenization_spaces = False
@@ -103,16 +103,14 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 def check_device(device: str, dtype: str = "float32") -> None:
     """Refuse a device that is misspelt or not there, and a dtype that is not in DTYPES."""
     check_known("dtype", dtype, DTYPES)
+    # targets run on nothing else; the engines for processors look for the name cpu
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", device) is None:
+        raise BadInput(f"unknown device {device!r}: give cpu, cuda, cuda:1 or auto")
     try:
-        # targets run on nothing else; the engines for processors look for the name cpu
-        if device != "auto" and re.match("cpu$|cuda", device) is None:
-            raise RuntimeError("neither cpu nor cuda")
         torch.empty(0, device="cpu" if device == "auto" else device)
     except (AssertionError, RuntimeError) as error:  # torch without CUDA asserts
         why = str(error).partition("\n")[0]
-        raise BadInput(
-            f"unknown device {device!r}: give cpu, cuda, cuda:1 or auto ({why})"
-        ) from error
+        raise BadInput(f"there is no device {device!r} here ({why}): give cpu or auto") from error
 
 
 def chosen_device(name: str) -> str:

@@ -67,6 +67,8 @@ def lock_folder(folder: Path, kind: int = fcntl.LOCK_EX) -> TextIO:
         raise FolderInUse(
             f"another command is writing to {folder}: wait for it, or name another folder"
         ) from None
+    except (FileExistsError, NotADirectoryError) as error:
+        raise BadInput(f"{folder} is a file or lies in one: name a folder") from error
     except (OSError, ValueError) as error:  # a name may hold what no file system takes
         raise BadInput(
             f"cannot write to the folder {folder} ({error}): make it writable, or name another"
@@ -156,8 +158,12 @@ class Run:
         self._place.mkdir(parents=True, exist_ok=True)
         if changed := changed_settings(self.folder, self.settings, free):
             or_none = "leave --output out, or " if name else ""
+            told = [  # digests of files stand by folder and name
+                f"another file {key}" if "/" in key else f"{key} {there!r} there and {here!r} here"
+                for key, (there, here) in changed.items()
+            ]
             raise BadInput(
-                f"{self.folder} holds a run with other settings (there, here): {changed}; "
+                f"{self.folder} holds a run with other settings ({', '.join(told)}): "
                 f"{or_none}name another folder"
             )
         if (path := self.folder / "run.json").is_file():

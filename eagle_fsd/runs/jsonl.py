@@ -159,7 +159,8 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
                 if line.strip():
                     yield number, _parsed(line)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        fault = f"{path} is damaged, or no UTF-8, behind line {number} ({error})"
+        where = f" after line {number}" if number else ""
+        fault = f"{path} is damaged, or no UTF-8,{where} ({error})"
         raise BadInput(f"{fault}: mend it, or save it anew") from error
     except (ValueError, RecursionError) as error:
         forms = "" if number > 1 else f"; give {FORMS}"

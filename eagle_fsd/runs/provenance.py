@@ -39,7 +39,9 @@ def describe_run(device: str) -> dict:
         if cpuinfo.is_file():
             models = re.findall(r"model name\s*: (.*)", cpuinfo.read_text())
             name = models[0] if models else name
-        name = f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+        threads = torch.get_num_threads()
+        many = "thread" if threads == 1 else "threads"
+        name = f"{name}, {os.cpu_count()} cores, {threads} {many}"
     elif device == "auto":
         name = ", ".join(map(torch.cuda.get_device_name, range(torch.cuda.device_count())))
     else:

@@ -8,6 +8,7 @@ their first turn, then those that go on their second. Sampling itself is generat
 
 import math
 import random
+import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from eagle_fsd.models.chat import (
 from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.thoughts import answer_message, find_thought
+from eagle_fsd.timing import held_gigabytes
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.prompts import SELF, Benchmarks, Candidate, Conversation
 
@@ -41,6 +43,7 @@ TURN_TOKENS = 96  # a user turn of the target's own that does not end within the
 # of the first 128 of them an eighth must be usable: a target that does not end its own turns would
 # be asked for ever
 TURNS_TRIED, TURNS_KEPT = 128, 1 / 8
+TOKENS_PLANNED = 32  # of each answer of a wave that is timed for a plan
 
 # Yields what the target is to say next, goes on when that has been said, or when time has ended and
 # it was not begun, and returns rows.
@@ -157,13 +160,46 @@ class DialogueMaker:
         self._turns_tried = self._turns_kept = 0  # of the target's own
         self._wave: Wave = {}  # what the target says next
         self._under_way: Wave = {}  # of what it says now, that which has not ended
+        shown = self.run.processes.is_main
+        if rows and shown:
+            tqdm.write(
+                f"goes on after {len(made)} dialogues with {before} answer tokens", file=sys.stderr
+            )
+        # what the nearest limit counts, so that the time left can be told: of answer tokens, of
+        # dialogues, or of nothing where minutes end it
+        self._counts_tokens = bool(self.answer_tokens) or not self.dialogues
         self._bar = tqdm(
             desc="making dialogues",
-            unit="dialogue",
+            unit="token" if self._counts_tokens else "dialogue",
+            total=self.answer_tokens or self.dialogues or None,
+            initial=before if self._counts_tokens else len(made),
             leave=False,
             miniters=0,
-            disable=not self.run.processes.is_main,
+            disable=not shown,
         )
+        self._before = before, len(made)
+
+    def plan(self, target: Target, *, batch_size: int) -> str:
+        """How much is left to do, for people, by what was made so far, or by a first wave of
+        answers that are not kept."""
+        rows = [*self.run.records["dialogues"].values()]
+        seconds = max((row["seconds"] for row in rows), default=0.0)
+        tokens, count = self._before[0], self.run.processes.count
+        if not seconds:
+            prompt = self.chat.prompt([*self.chat.opening, {"role": "user", "content": "Hi"}])
+            wave = [
+                Request(prompt, TOKENS_PLANNED, 1.0, seed=number) for number in range(batch_size)
+            ]
+            began, said = time.monotonic(), complete(target, wave, batch_size=batch_size)
+            tokens = count * sum(len(request.tokens) for request in said)
+            seconds = time.monotonic() - began
+        rate = tokens / seconds
+        text = f"{len(rows)} dialogues with {self._before[0]} answer tokens are there; {rate:.0f}"
+        text += f" tokens a second, {held_gigabytes(target.device):.3g} GB"
+        if self.answer_tokens:
+            left = max(0, self.answer_tokens - self._before[0])
+            text += f"; the {left} to be made take {left / rate / 3600:.2g} hours"
+        return text
 
     def make(self, target: Target, *, batch_size: int) -> None:
         """Dialogues, `batch_size` at a time, until the limits or the candidates end."""
@@ -205,15 +241,19 @@ class DialogueMaker:
                 self.run.add("dialogues", *(row | {"seconds": seconds} for row in rows))
                 self._dialogues += 1
                 self._tokens += sum(sum(row["loss_mask"]) for row in rows)
-                self._bar.update()
         except Dropped as reason:
             self.run.add("dropped", {"id": number, "reason": str(reason)})
 
     def _out_of_time(self) -> bool:
         """Asked at every step, so what is under way is shown before anything is finished."""
+        count, (tokens, dialogues) = self.run.processes.count, self._before
         under_way = sum(len(request.tokens) for request in self._under_way)
-        self._bar.set_postfix({"answer_tokens": self._tokens + under_way}, refresh=False)
-        self._bar.update(0)  # shown when the bar's interval is over
+        tokens += count * (self._tokens + under_way)
+        dialogues += count * self._dialogues
+        shown = {"dialogues": dialogues} if self._counts_tokens else {"answer_tokens": tokens}
+        self._bar.set_postfix(shown, refresh=False)
+        now = tokens if self._counts_tokens else dialogues
+        self._bar.update(max(0, now - self._bar.n))  # shown when the bar's interval is over
         return 0 < 60 * self.minutes <= time.monotonic() - self._began
 
     def _make(self, number: int, source: str, conversation: Conversation | str | None) -> Making:

@@ -180,5 +180,5 @@ class Trainer:
                 f"{folder}, the last save, is gone or damaged ({one_line(error)}): delete {path} "
                 "to begin anew, or name another --output"
             ) from error
-        self.accelerator.print(f"goes on behind step {progress['step']}")
+        self.accelerator.print(f"goes on after step {progress['step']}")
         return progress

@@ -35,11 +35,14 @@ const drawing = (() => {
     return box;
   }
 
+  // a token that ends an answer is none of its text, and has a sign of its own
+  const traced = (made, text) => made.end ? "\u25a0" : text ?? made.text;
+
   /* The spans of a turn's tokens, of which those of rounds have data-round. `texts` of the turn are
      the tokens' parts of its text, where one by itself may be half a character. */
   function tracedTokens(turn, greedy) {
-    const first = token(turn.texts?.[0] ?? turn.first, "target", ["from prefill: the target's own token"]);
-    const spans = [first];
+    const { first, texts = [] } = turn;
+    const spans = [token(traced(first, texts[0]), "target", ["from prefill: the target's own token"])];
     turn.rounds.forEach((round, roundIndex) => {
       for (const made of round.emitted) {
         const tip = [`${quoted(made.text)}: ${WORDS[made.source]}`];
@@ -49,8 +52,8 @@ const drawing = (() => {
         }
         tip.push(`P ${number(made.target_prob)}, Q ${number(made.draft_prob)}, ` +
           `D ${number(made.divergence)}, regret ${number(made.regret)} nats`);
-        tip.push(`round ${roundIndex + 1} of ${turn.rounds.length}`);
-        const span = token(turn.texts?.[spans.length] ?? made.text, made.source, tip);
+        tip.push(`round ${roundIndex + 1} of ${turn.rounds.length}` + (made.end ? ", the end of the answer" : ""));
+        const span = token(traced(made, texts[spans.length]), made.source, tip);
         span.dataset.round = roundIndex;
         spans.push(span);
       }

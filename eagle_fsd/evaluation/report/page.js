@@ -28,15 +28,18 @@
   const fuzzyOf = (answer) =>
     (answer ?? []).reduce((sum, turn) => sum + turn.parts.filter((part) => part[1]).length, 0);
 
-  /* plain, then of the rules path and fsd the arm with the most fuzzy tokens, then exact, then the
-     others with the most; or the arms that were shown before. */
+  /* plain, then of each rule of a plug-in, of path and of fsd the arm with the most fuzzy tokens,
+     then exact, then the others with the most; or the arms that were shown before. */
   function chooseArms(run, question) {
     if (shown.run === run && shown.arms.length) return;
     const counts = question.answers.map(fuzzyOf);
     const others = run.arms.map((_, index) => index);
     others.sort((a, b) => counts[b] - counts[a] || a - b);
-    const fuzziest = (rule) => others.find((index) => run.arms[index].split(/[:,@]/)[0] === rule) ?? -1;
-    const wanted = [run.arms.indexOf("plain"), fuzziest("path"), fuzziest("fsd"), run.arms.indexOf("exact")];
+    const ruleOf = (index) => run.arms[index].split(/[:,@]/)[0];
+    const fuzziest = (rule, of = others) => of.find((index) => ruleOf(index) === rule) ?? -1;
+    const own = others.filter((index) => run.own.includes(index));
+    const ofPlugin = [...new Set(own.map(ruleOf))].map((rule) => fuzziest(rule, own));
+    const wanted = [run.arms.indexOf("plain"), ...ofPlugin, fuzziest("path"), fuzziest("fsd"), run.arms.indexOf("exact")];
     const chosen = [...new Set([...wanted.filter((index) => index >= 0), ...others])].slice(0, 3);
     shown.arms = chosen.sort((a, b) => counts[a] - counts[b] || a - b);
   }
@@ -63,6 +66,7 @@
       picker.setAttribute("aria-label", `arm of column ${column + 1}`);
       run.arms.forEach((name, index) => picker.append(element("option", { value: index, selected: index === arm }, name)));
       picker.addEventListener("change", () => { shown.arms[column] = Number(picker.value); draw(); });
+      if (run.colors) picker.style.borderLeft = `.6em solid ${run.colors[arm]}`; // as in plot and tables
       box.append(picker);
       const answer = question.answers[arm];
       if (!answer) box.append(element("p", { className: "note" }, "this arm has not answered it"));
@@ -160,16 +164,21 @@
 
   // --- which plot --------------------------------------------------------------------------
   const figures = [...document.querySelectorAll("figure")];
-  function showPlot(chosen) {
-    figures.forEach((figure, index) => { figure.hidden = index !== chosen; });
+  function showPlot() {
+    for (const figure of figures) {
+      figure.hidden = ["up", "across"].some((axis) => figure.dataset[axis] !== byId(axis).value);
+    }
   }
   if (figures.length) { // none on the page of one answer
-    figures.forEach((figure, index) => byId("across").append(element("option", { value: index }, figure.dataset.name)));
-    byId("across").addEventListener("change", () => showPlot(Number(byId("across").value)));
+    const first = figures.find((figure) => figure.querySelector("svg")) ?? figures[0];
+    for (const axis of ["up", "across"]) {
+      const names = new Set(figures.map((figure) => figure.dataset[axis]));
+      byId(axis).append(...[...names].map((name) => element("option", { value: name }, name)));
+      byId(axis).value = first.dataset[axis];
+      byId(axis).addEventListener("change", showPlot);
+    }
     byId("across").closest("p").hidden = false;
-    const firstDrawn = Math.max(0, figures.findIndex((figure) => figure.querySelector("svg")));
-    byId("across").value = firstDrawn;
-    showPlot(firstDrawn);
+    showPlot();
   }
 
   fillQuestions();
@@ -179,5 +188,10 @@
   const options = [...byId("question").options];
   const having = (words) => options.find((option) => option.textContent.includes(words));
   show((having(", with trees") ?? having(", scores differ") ?? any).value);
-  if (!figures.length) openTree(0, 0, 0); // the page of one answer opens with a tree
+  if (!figures.length) { // the page of one answer opens with a tree: of a fuzzy token, or the largest
+    const { rounds } = shown.question.answers[0][0];
+    const fuzzy = rounds.findIndex((round) => round.emitted.some((made) => made.source === "fuzzy"));
+    const sizes = rounds.map((round) => round.nodes.length);
+    openTree(0, 0, fuzzy >= 0 ? fuzzy : sizes.indexOf(Math.max(...sizes)));
+  }
 })();

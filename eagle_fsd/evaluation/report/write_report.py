@@ -3,7 +3,8 @@ report on any number of runs, a folder of its own.
 
 index.html      everything, in one file that needs nothing else; marks the folder as a report
 tables.json     the rows of all runs: arms, by_category, equal_gain, scores
-plot.svg        loss against gain, and plot_speed.svg against tokens per second
+plot.svg        regret (above temperature 0 TV) against gain, and plot_speed.svg against tokens per
+                second; so also plot_logp of log-probabilities, plot_score1 of the first score, ...
 
 Everything that comes from a run is untrusted text: page.html escapes it, the scripts put it in by
 textContent.
@@ -21,19 +22,32 @@ from eagle_fsd.cli import shown_command
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.bench import Bench
 from eagle_fsd.evaluation.metrics import METRICS
-from eagle_fsd.evaluation.plots import GAIN, INK, SPEED, caption, line_styles, plot_curves
+from eagle_fsd.evaluation.plots import (
+    GAIN,
+    INK,
+    SPEED,
+    caption,
+    heights,
+    line_styles,
+    plot_curves,
+    score_key,
+)
 from eagle_fsd.evaluation.record_numbers import repetition
 from eagle_fsd.evaluation.run_data import RunData
 from eagle_fsd.evaluation.tables import NOTES, cell_text, markdown_table, terminal_table
+from eagle_fsd.plugin import of_plugin
 from eagle_fsd.runs.folder import answer_key, lock_folder
 from eagle_fsd.runs.jsonl import write_file, write_json
+from eagle_fsd.stats import LEAST_QUESTIONS
 from eagle_fsd.thoughts import thought_tokens
 
 MADE_BY = '<meta name="generator" content="eagle_fsd.report">'  # of page.html
 NAMES = {title: title.lower().replace(" ", "_") for title in NOTES}  # of tables
-PLOTS = {GAIN: "plot", SPEED: "plot_speed"}  # names of plots
-# the page first: a kill behind it leaves a report
-WRITTEN = ["index.html", "tables.json", *(f"{name}.svg" for name in PLOTS.values())]
+ACROSS = {GAIN: ("gain in tokens per round", ""), SPEED: ("tokens per second", "_speed")}
+# names of plots, and patterns of such
+DRAWN = ("plot.svg", "plot_speed.svg", "plot_logp.svg", "plot_logp_speed.svg")
+DRAWN += ("plot_score[0-9]*.svg",)
+NO_SCORE = dict.fromkeys(("value", "low", "high"))
 HERE = Path(__file__).parent
 
 
@@ -56,20 +70,22 @@ def report_bench(bench: Bench, *, scores: Sequence[dict] = (), further: dict | N
     }
     write_json(folder / "summary.json", whole | (further or {}))
     verdicts = "\n".join(f"- {row['arm']}: {run.verdict(row)}" for row in rows)
+    # what speeds and gains are to be doubted for stands above them
     notes = [f"Note: {note}." for note in [*doubts, run.noise_note()] if note]
     sections = {
         name: f"### {name}\n\n{table.note}\n\n{markdown_table(table.rows, table.columns)}"
         for name, table in run.tables.items()
     }
-    text = [title, verdicts, *sections.values(), *notes]
+    text = [title, *notes, verdicts, *sections.values()]
     write_file(folder / "summary.md", "\n\n".join(filter(None, text)) + "\n")
     plugin = ["--plugin", path] if (path := bench.model_options.plugin) else []
     page = shown_command("report.py", folder, *plugin, "--output", f"{folder}_report")
+    intervals = ", with intervals," if len(bench.questions) >= LEAST_QUESTIONS else ""
     rest = (
-        f"All columns, with intervals, are in {folder}: summary.md and summary.json.\n"
+        f"All columns{intervals} are in {folder}: summary.md and summary.json.\n"
         f"The report's page is made by: {page}"
     )
-    shown = [title, sections.get("Scores"), terminal_table(rows), verdicts, *notes, rest]
+    shown = [title, *notes, sections.get("Scores"), terminal_table(rows), verdicts, rest]
     return "\n" + "\n\n".join(filter(None, shown))
 
 
@@ -87,11 +103,15 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
             )
     # 1. the rows of all runs
     drawn, whole = [], {}
-    for run in runs:
-        lead = f"{run.name}: " if len(runs) > 1 else ""  # runs are lines of their own
+    scores = list(dict.fromkeys(score["score"] for run in runs for score in run.scores))
+    leads = [f"{run.name}: " if len(runs) > 1 else "" for run in runs]  # each has lines of its own
+    for run, lead in zip(runs, leads, strict=True):
+        given = {(score["score"], score["arm"]): score["mean"] for score in run.scores}
         for row in run.rows:
             drawn.append(row | {"run": run.name})
             drawn[-1] |= {key: lead + row[key] for key in ("arm", "line")}
+            for score in scores:
+                drawn[-1][score_key(score)] = given.get((score, row["arm"]), NO_SCORE)
         for title, table in run.tables.items():
             if title == "Arms" or table.rows is not run.rows:
                 named = [{"run": run.name} | row for row in table.rows]
@@ -99,28 +119,37 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
     warnings = [f"{run.name}: {text}" for run in runs for text in run.doubts()]
     # 2. the files
     files = {"tables.json": json.dumps(whole, indent=2, allow_nan=False) + "\n"}
-    figures = {}
-    for across, name in PLOTS.items():
-        svg = plot_curves(drawn, across=across)
-        if svg:
-            files[f"{name}.svg"] = svg
-        svg = svg[svg.find("<svg") :].replace(INK, "currentColor")
-        figures[across] = svg, caption(drawn, across=across)
-    files["index.html"] = render_page(
+    figures, styles = [], line_styles(drawn)
+    colors = {row[key]: styles[row["line"]]["color"] for row in drawn for key in ("arm", "line")}
+    sampled = any(row["temperature"] for run in runs for row in run.all_records)
+    for number, (up, name) in enumerate(heights(drawn, sampled=sampled, scores=scores).items()):
+        kind = ("", "_logp")[number] if number < 2 else f"_score{number - 1}"
+        for across, (right, ending) in ACROSS.items():
+            svg = plot_curves(drawn, across=across, up=up)
+            if svg:
+                files[f"plot{kind}{ending}.svg"] = svg
+            svg = svg[svg.find("<svg") :].replace(INK, "currentColor")
+            figures.append((name, right, svg, caption(drawn, across=across, up=up)))
+    page = render_page(
         title=", ".join(run.name for run in runs),
         subject="; ".join(dict.fromkeys(run.subject for run in runs)),
         runs=runs,
         plots=figures,
-        colors={line: style["color"] for line, style in line_styles(drawn).items()},
-        answers=[pack_answers(run) for run in runs],
+        colors=colors,
+        answers=[
+            pack_answers(run) | {"colors": [colors[lead + arm] for arm in run.records]}
+            for run, lead in zip(runs, leads, strict=True)
+        ],
     )
     # 3. onto the disk
     with lock_folder(output):
-        for name in WRITTEN:
-            if name in files:
-                write_file(output / name, files[name])
-            else:
-                (output / name).unlink(missing_ok=True)
+        old = [path for pattern in DRAWN for path in output.glob(pattern)]
+        write_file(output / "index.html", page)  # first: a kill behind it leaves a report
+        for name, content in files.items():
+            write_file(output / name, content)
+        for path in old:
+            if path.name not in files:
+                path.unlink()
     return warnings
 
 
@@ -146,19 +175,24 @@ def answer_page(
     question |= {"answers": [[turn]], "scores": [None]}
     answers = [{"name": "", "greedy": greedy, "arms": [arm], "questions": [question]}]
     title = "Draft trees of an answer"
-    return render_page(title=title, subject=subject, runs=[], plots={}, answers=answers)
+    return render_page(title=title, subject=subject, runs=[], plots=[], answers=answers)
 
 
 def traced_turn(trace: dict, texts: Sequence[str], thought: int) -> dict:
     """What answer.js draws of a turn, see answer_page for what it is made of."""
     thought = thought_tokens(thought, accumulate(map(len, texts)))
-    return {"first": texts[0], "texts": texts, "rounds": [*trace["rounds"]], "thought": thought}
+    return {
+        "first": trace["first"],
+        "texts": texts,
+        "rounds": [*trace["rounds"]],
+        "thought": thought,
+    }
 
 
 def render_page(**values: object) -> str:
     page = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     page.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False}
-    page.globals |= {"metrics": METRICS, "cell_text": cell_text, "gain": GAIN}
+    page.globals |= {"metrics": METRICS, "cell_text": cell_text}
     css, js = (page_file("answer", kind) + page_file("page", kind) for kind in ("css", "js"))
     return page.get_template("page.html").render(css=css, js=js, **values)
 
@@ -169,13 +203,14 @@ def page_file(name: str, kind: str) -> str:
 
 
 def pack_answers(run: RunData) -> dict:
-    """A run's answers as page.js and answer.js read them: {name, greedy, arms, questions}.
+    """A run's answers as page.js and answer.js read them: {name, greedy, arms, own (the numbers of
+    those of a plug-in), questions}.
 
     question  {id, choice, category, prompts, answers, scores: one an arm, null where it has none}
     answer    [turn]; turn: {parts: see text_parts, tokens, thought: characters at its front, as
-              JavaScript counts them, repetition: see record_numbers}, and with a trace {first:
-              text, rounds: see TurnTrace, thought: tokens at its front, whose texts by themselves
-              join to another text}
+              JavaScript counts them, repetition: see record_numbers}, and with a trace {first,
+              rounds: see TurnTrace, thought: tokens at its front, whose texts by themselves join
+              to another text}
     scores    {scores: name -> value, the scorer's own first, reference: the right answers}
     """
     questions: dict[tuple, dict] = {}
@@ -195,7 +230,7 @@ def pack_answers(run: RunData) -> dict:
                 packed["thought"] = len(letters) // 2
                 packed["repetition"] = repetition(turn["token_ids"])
                 if trace := turn.get("trace"):
-                    packed |= {"first": trace["first"]["text"], "rounds": trace["rounds"]}
+                    packed |= {"first": trace["first"], "rounds": trace["rounds"]}
                     packed["thought"] = trace["thought"]
                 answer.append(packed)
             if scored := run.scored.get(arm, {}).get(key):
@@ -204,6 +239,7 @@ def pack_answers(run: RunData) -> dict:
                 questions[key]["scores"][number] = scores
     greedy = all(row["temperature"] == 0 for row in run.all_records)
     head = {"name": run.name, "greedy": greedy, "arms": list(run.records)}
+    head["own"] = [number for number, arm in enumerate(run.records) if of_plugin(arm)]
     return head | {"questions": list(questions.values())}
 
 
