@@ -49,14 +49,14 @@ def run_calibration(
 
     # 1. Arms, which share the trees of one drafter, and questions.
     arms = parse_arms(options.arms, tree=model_options.tree)
-    odd = [arm.text for arm in arms if arm.drafter != arms[0].drafter or not arm.drafts]
-    if odd:
-        raise BadInput(
-            "--arms of a calibration share the trees of one drafter, and "
-            f"{odd[0]!r} has others than {arms[0].text!r}: give the same behind every @"
-            if arms[0].drafts
-            else f"--arms of a calibration draft, and {odd[0]!r} does not: leave it out"
-        )
+    for arm in arms:
+        if not arm.drafts:
+            raise BadInput(f"--arms of a calibration draft: leave out {arm.text!r}, which does not")
+        if arm.drafter != arms[0].drafter:
+            raise BadInput(
+                "--arms of a calibration share the trees of one drafter, and "
+                f"{arm.text!r} has others than {arms[0].text!r}: give the same behind every @"
+            )
     exact = arms[0].with_rule(Exact())
     arms = list(dict.fromkeys([exact, *arms]))
     sampling = sampling_options.sampling()

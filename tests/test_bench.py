@@ -4,6 +4,7 @@ import gc
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,11 @@ def test_what_a_run_writes_and_may_be_continued_with(call, models, tmp_path):
         assert found[arm]["same_as_plain"]["value"] == 1
     assert found["fsd:0"]["fuzzy_share"]["value"] == 0 and found["fsd:0"]["ceiling"]["value"] == 1
     assert found["plain"]["tokens_per_round"]["value"] == 1
+
+    planned = call(BENCH, *options, "--questions", 2, "--arms", "plain", "--plan")
+    assert ": 1 answers are to be made, 1 are there; " in planned
+    assert re.search(r"hours, and [0-9.]+ GB\nseconds of an answer: plain [0-9.]+\n", planned)
+    assert len(rows(tmp_path / "run/records/plain.jsonl")) == 1
 
     folder = tmp_path / "run" / "records"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -137,11 +143,11 @@ def test_a_run_is_continued_as_it_was_only(call, models, tmp_path):
     options = [*bench_options((target, head), tmp_path), "--questions", 2, "--arms", "exact"]
     call(BENCH, *options)
     kept = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*.jsonl")}
-    assert "'temperature': (0.0, 0.5)" in call(BENCH, *options, "--temperature", 0.5)
+    assert "(temperature 0.0 there and 0.5 here)" in call(BENCH, *options, "--temperature", 0.5)
     task = ["--task", asked, "--scorer", "contains", "--turns", 1]
     task += [option for option in options if option not in ("--question_file", asked)]
     write_rows(asked, *(question | {"reference": ["yes"]} for question in QUESTIONS))
-    assert "'command': ('mt_bench', 'tasks')" in call("evaluate/tasks.py", *task)
+    assert "command 'mt_bench' there and 'tasks' here" in call("evaluate/tasks.py", *task)
     for new, words in (
         ({"category": "z"}, "with other turns, or in another category ('a')"),
         ({"turns": ["Say 0.", "And again?", "And then?"]}, "with other turns"),
@@ -152,7 +158,7 @@ def test_a_run_is_continued_as_it_was_only(call, models, tmp_path):
     write_rows(asked, *QUESTIONS)
     for path in (head / "model.safetensors", target / "tokenizer.json"):
         held = change(path)
-        assert f"{{'{path.parent.name}/{path.name}': (" in call(BENCH, *options)
+        assert f"(another file {path.parent.name}/{path.name})" in call(BENCH, *options)
         path.write_bytes(held)
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*.jsonl")} == kept
     assert "tokens/round" in call(BENCH, *options)

@@ -93,10 +93,12 @@ class Bench:
         taken so far, or takes now, and the memory that models and answers hold then."""
         left, seconds = self.jobs(), {}
         counts = Counter(arm.text for _, arm, _ in left)
+        shared = {each["session"] for each in self.run.sessions if each.get("batch", 1) > 1}
         for arm in self.arms:
             before = [
                 sum(turn["seconds"] for turn in record["turns"])
                 for record in self.run.records[arm.slug].values()
+                if record["session"] not in shared  # in whose seconds others were answered
             ]
             if not before and counts[arm.text]:
                 job = next(job for job in left if job[1] == arm)
