@@ -165,6 +165,7 @@
           `D ${number(made.divergence)}, regret ${number(made.regret)} nats`);
         tip.push(`round ${roundIndex + 1} of ${turn.rounds.length}` + (made.end ? ", the end of the answer" : ""));
         const span = token(traced(made), made.source, tip);
+        if (made.end) span.classList.add("end");
         Object.assign(span.dataset, { column, turn: index, round: roundIndex });
         spans.push(span);
       }

@@ -175,7 +175,7 @@ def answer_page(
     turn |= {"first": trace["first"], "rounds": trace["rounds"]}
     question = {"id": "", "choice": 0, "category": "", "prompts": [prompt]}
     question |= {"answers": [[turn]], "scores": [None]}
-    answers = [{"name": "", "greedy": greedy, "arms": [arm], "questions": [question]}]
+    answers = [{"name": "", "greedy": greedy, "arms": [arm], "own": [], "questions": [question]}]
     title = "Draft trees of an answer"
     return render_page(title=title, subject=subject, runs=[], plots=[], answers=answers)
 
