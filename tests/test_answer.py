@@ -114,7 +114,8 @@ def test_the_page_of_an_answer_holds_the_trees_of_its_rounds(model, models, caps
     (data,) = json.loads(re.search('<script[^>]* id="answer-data">(.*?)</script>', text)[1])
     (question,) = data["questions"]
     ((turn,),) = question["answers"]
-    assert data["greedy"] and question["prompts"] == [prompt] and prompt not in text
+    assert data["greedy"] and not data["own"]
+    assert question["prompts"] == [prompt] and prompt not in text
     # characters of several tokens and the stop token are shown as in the text
     assert "".join(text for text, _ in turn["parts"]) == made.text
     emitted = [token for r in turn["rounds"] for token in r["emitted"]]

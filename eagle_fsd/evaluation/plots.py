@@ -86,11 +86,11 @@ def caption(rows: Sequence[dict], *, across: str = GAIN, up: str = REGRET) -> st
     if not drawn:
         return "There is no plot of these two, because no arm here has both numbers."
     right = "round over exact with the same drafter" if across == GAIN else "second"
-    above = FURTHER_UP.get(up, "the higher its score")
-    likely = up in (LOSS, LIKELIHOOD)
+    above, likely = FURTHER_UP.get(up, "the higher its score"), up in (LOSS, LIKELIHOOD)
+    better = f", so up and to the right is better{'' if up in FURTHER_UP else ' by that score'}"
     text = [
         f"Each point is an arm: the further right, the more tokens per {right}; the further up, "
-        f"{above}{'' if likely else ', so up and to the right is better'}. ",
+        f"{above}{'' if likely else better}. ",
         NOT_QUALITY if likely else "",
         "The grey steps are the Pareto front of a run: no other arm of the run is both further up "
         "and further right than an arm on it. The legend names the values of a line's points in "

@@ -54,6 +54,7 @@ const drawing = (() => {
           `D ${number(made.divergence)}, regret ${number(made.regret)} nats`);
         tip.push(`round ${roundIndex + 1} of ${turn.rounds.length}` + (made.end ? ", the end of the answer" : ""));
         const span = token(traced(made, texts[spans.length]), made.source, tip);
+        if (made.end) span.classList.add("end");
         span.dataset.round = roundIndex;
         spans.push(span);
       }

@@ -122,8 +122,9 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
     figures, styles = [], line_styles(drawn)
     colors = {row[key]: styles[row["line"]]["color"] for row in drawn for key in ("arm", "line")}
     sampled = any(row["temperature"] for run in runs for row in run.all_records)
-    for number, (up, name) in enumerate(heights(drawn, sampled=sampled, scores=scores).items()):
-        kind = ("", "_logp")[number] if number < 2 else f"_score{number - 1}"
+    named = heights(drawn, sampled=sampled, scores=scores)
+    kinds = ["", "_logp", *(f"_score{number + 1}" for number in range(len(scores)))]
+    for kind, (up, name) in zip(kinds, named.items(), strict=True):
         for across, (right, ending) in ACROSS.items():
             svg = plot_curves(drawn, across=across, up=up)
             if svg:
@@ -173,7 +174,7 @@ def answer_page(
     turn = {"parts": parts, "tokens": len(parts)} | traced_turn(trace, texts, thought)
     question = {"id": "", "choice": 0, "category": "", "prompts": [prompt]}
     question |= {"answers": [[turn]], "scores": [None]}
-    answers = [{"name": "", "greedy": greedy, "arms": [arm], "questions": [question]}]
+    answers = [{"name": "", "greedy": greedy, "arms": [arm], "own": [], "questions": [question]}]
     title = "Draft trees of an answer"
     return render_page(title=title, subject=subject, runs=[], plots=[], answers=answers)
 
@@ -204,7 +205,7 @@ def page_file(name: str, kind: str) -> str:
 
 def pack_answers(run: RunData) -> dict:
     """A run's answers as page.js and answer.js read them: {name, greedy, arms, own (the numbers of
-    those of a plug-in), questions}.
+    those of a plug-in), questions}; a report adds {colors} of the arms.
 
     question  {id, choice, category, prompts, answers, scores: one an arm, null where it has none}
     answer    [turn]; turn: {parts: see text_parts, tokens, thought: characters at its front, as
