@@ -150,7 +150,8 @@ def expected_tokens_per_round(
                     yield from walk(drafter, ids, range(first, last), feature_LF)
 
     until, tokens = time.monotonic() + REPLAY_SECONDS, []
-    for emitted in tqdm(rounds(), total=REPLAYED, desc="held-out answers", unit="round"):
+    told = f"held-out answers, {REPLAY_SECONDS / 60:.0f} minutes at most"
+    for emitted in tqdm(rounds(), desc=told, unit="round"):
         tokens.append(emitted)
         if len(tokens) == REPLAYED or time.monotonic() >= until:
             break

@@ -76,6 +76,7 @@ class Trainer:
         saved = time.monotonic()
         began = saved - progress["seconds"]
         hidden = not self.accelerator.is_main_process
+        logged: dict[str, float] = {}
 
         def share(progress: dict) -> float:
             """What is used of the budget: it ends by steps or by the clock."""
@@ -110,9 +111,10 @@ class Trainer:
                     # of losses, and of the norm, every process has its share
                     row = self.accelerator.reduce(row, reduction="sum")
                     row = {name: value.item() for name, value in row.items()}
-                    bar.set_postfix({"step": progress["step"]} | row)
+                    logged = row
                     if not hidden:
                         self.run.add("log", progress | row | {"learning_rate": rate})
+                bar.set_postfix({"step": progress["step"]} | logged, refresh=False)
 
     def _step(
         self, step: int, rate: float, batch: Callable[[int], HeadBatch]
