@@ -13,7 +13,7 @@ def slow_unroll(head, feature_BTF, embedding_BTD, root: int, steps: int) -> torc
     feature_BLD, outputs = head.fuse(feature_BTF)[:, : root + 1], []
     for _ in range(steps):
         L = feature_BLD.shape[1]
-        hidden_BLD = head(feature_BLD, embedding_BTD[:, :L], head.angles(torch.arange(L)))
+        hidden_BLD = head(feature_BLD, embedding_BTD[:, :L], head.angles(torch.arange(L))[None])
         outputs.append(hidden_BLD[:, -1])
         feature_BLD = torch.cat([feature_BLD, hidden_BLD[:, -1:]], dim=1)
     return torch.stack(outputs)

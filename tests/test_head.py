@@ -45,8 +45,8 @@ def test_half_precision_head_keeps_float32_angles():
     errors = []
     for stride in (1, 331):
         position_T = torch.arange(7) * stride
-        want = rounded(feature.float(), embedding.float(), rounded.angles(position_T))
-        got = half(feature, embedding, half.angles(position_T)).float()
+        want = rounded(feature.float(), embedding.float(), rounded.angles(position_T)[None])
+        got = half(feature, embedding, half.angles(position_T)[None]).float()
         errors.append(((got - want).norm() / want.norm()).item())
     assert errors[1] < 2 * errors[0] < 0.05, errors
 
@@ -73,7 +73,8 @@ def test_every_target_gets_a_llama_layer_of_its_hidden_size(family, head_type):
     D = config.hidden_size
     assert head.config.hidden_size == D and head.config.vocab_size == config.vocab_size
     feature_BTF = torch.randn(1, 5, D * head.config.num_fused)
-    output_BTD = head(head.fuse(feature_BTF), torch.randn(1, 5, D), head.angles(torch.arange(5)))
+    angle_1T2d = head.angles(torch.arange(5))[None]
+    output_BTD = head(head.fuse(feature_BTF), torch.randn(1, 5, D), angle_1T2d)
     assert head.config.rope_parameters["rope_theta"] >= 10_000
     assert output_BTD.shape == (1, 5, D) and output_BTD.isfinite().all()
     with pytest.raises(BadInput, match="its config has no hidden_size"):
@@ -163,7 +164,7 @@ def test_tables_in_a_head_s_file_are_the_target_s_or_read(tmp_path, capsys):
         hidden = plain(
             torch.ones(1, 1, target.hidden_size),
             changed["embed_tokens.weight"].float()[5].reshape(1, 1, -1),
-            plain.angles(torch.zeros(1, dtype=torch.int64)),
+            plain.angles(torch.zeros(1, dtype=torch.int64))[None],
         )
         want = hidden[0] @ changed["lm_head.weight"].float().T
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)

@@ -113,7 +113,7 @@ def test_levels_count_hits_and_js_over_the_whole_vocabulary(case, monkeypatch):
     ids_L = torch.tensor(text.ids)
     with torch.inference_mode():
         hidden, features = target.forward(ids_L[None])
-        angles = head.angles(torch.arange(len(ids_L) - 1))
+        angles = head.angles(torch.arange(len(ids_L) - 1))[None]
         drafted = head(head.fuse(features)[:, :-1], target.embed(ids_L[1:])[None], angles)[0]
         draft_TV = draft_TR = drafter.readout(drafted)
         if drafter.draft_token_R is not None:
