@@ -15,6 +15,9 @@ from unittest import mock
 
 from transformers import HfArgumentParser
 
+from eagle_fsd.plugin import TABLES, load_plugin
+
+ADDED: dict[Path, dict[str, dict]] = {}  # by plug-in and table
 ROOT = Path(__file__).parent.parent
 QUESTIONS = [
     {"question_id": i, "category": "ab"[i % 2], "turns": [f"Say {i}.", "And again?"]}
@@ -72,6 +75,24 @@ def check_shown(command: str, given: list[str], text: str) -> None:
 def _option_strings(command: str) -> set[str]:
     parser = HfArgumentParser(option_classes(command))
     return {text for action in parser._actions for text in action.option_strings}
+
+
+@contextmanager
+def registered(plugin: Path) -> Iterator[None]:
+    """What a plug-in adds, for the tests of one file. A process runs a plug-in once, and may get
+    that file's tests in several parts."""
+    before = {kind: dict(table) for kind, table in TABLES.items()}
+    load_plugin(str(plugin))
+    added = {
+        kind: {name: entry for name, entry in table.items() if name not in before[kind]}
+        for kind, table in TABLES.items()
+    }
+    for kind, entries in ADDED.setdefault(plugin, added).items():
+        TABLES[kind].update(entries)
+    yield
+    for kind, entries in before.items():
+        TABLES[kind].clear()
+        TABLES[kind].update(entries)
 
 
 def write_rows(path: Path, *rows: object) -> Path:

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from commands import ROOT
+from commands import ROOT, registered
 from reference_accept import GREEDY, WARM, goes, outcome, random_round
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.acceptance import Policy, accept
-from eagle_fsd.plugin import load_plugin
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.guards import Ends, NoRepeat
 from eagle_fsd.rules.price import PathRule
@@ -19,11 +18,8 @@ from eagle_fsd.rules.price import PathRule
 @pytest.fixture(scope="module", autouse=True)
 def hold() -> Iterator[None]:
     """Registered for the tests of this file."""
-    before = dict(RULES)
-    load_plugin(str(ROOT / "extras" / "hold.py"))
-    yield
-    RULES.clear()
-    RULES.update(before)
+    with registered(ROOT / "extras" / "hold.py"):
+        yield
 
 
 @pytest.mark.parametrize("guards", [(), (NoRepeat(3), Ends(1))], ids=str)

@@ -6,11 +6,10 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
-from commands import ROOT, bench_options, run_main
+from commands import ROOT, bench_options, registered, run_main
 from reference_accept import SAMPLINGS, outcome, random_round
 from tiny_folder import write_random_head, write_target
 
-from eagle_fsd.plugin import load_plugin
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.rules.thresholds import Ratio
@@ -22,11 +21,8 @@ HEAD = ast.get_docstring(ast.parse(SKELETON.read_text())).replace("\\\n", " ")
 @pytest.fixture(scope="module", autouse=True)
 def my_rule() -> Iterator[None]:
     """Registered for the tests of this file."""
-    before = dict(RULES)
-    load_plugin(str(SKELETON))
-    yield
-    RULES.clear()
-    RULES.update(before)
+    with registered(SKELETON):
+        yield
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

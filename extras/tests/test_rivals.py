@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from commands import ROOT
+from commands import ROOT, registered
 from reference_accept import (
     GREEDY,
     SAMPLINGS,
@@ -22,13 +22,9 @@ from reference_rivals import SlowRivals
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
-from eagle_fsd.decoding.columns import PLACES
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.decoding.verified import Guard, Rule
-from eagle_fsd.plugin import load_plugin
-from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper, Random
-from eagle_fsd.rules.guards import GUARDS
 from eagle_fsd.rules.price import PathRule
 from eagle_fsd.rules.thresholds import Ratio
 
@@ -39,13 +35,8 @@ GUARDED = ["known=0.05", "js=0.1,known=0.01"]
 @pytest.fixture(scope="module", autouse=True)
 def rivals() -> Iterator[None]:
     """Registered for the tests of this file."""
-    tables = (RULES, GUARDS, PLACES)
-    before = [dict(table) for table in tables]
-    load_plugin(str(ROOT / "extras" / "rivals.py"))
-    yield
-    for table, entries in zip(tables, before, strict=True):
-        table.clear()
-        table.update(entries)
+    with registered(ROOT / "extras" / "rivals.py"):
+        yield
 
 
 def rule(text: str) -> Rule:
