@@ -23,7 +23,7 @@ from eagle_fsd.models.loaded import Model
 from eagle_fsd.tasks.judge import read_requests
 from eagle_fsd.tasks.task_scores import score_run
 from eagle_fsd.thoughts import answer_of, thought_length, without_thought
-from eagle_fsd.training.dialogues import ChatFormat
+from eagle_fsd.training.chat_format import ChatFormat
 
 USER = {"role": "user", "content": "Hi"}
 PLAIN = {"arm": "plain", "max_new_tokens": 12}

@@ -15,7 +15,7 @@ from eagle_fsd.evaluation.questions import Question, read_questions
 from eagle_fsd.messages import read_system
 from eagle_fsd.models.chat import prompt_ids
 from eagle_fsd.options import ModelOptions
-from eagle_fsd.training.dialogues import ChatFormat
+from eagle_fsd.training.chat_format import ChatFormat
 
 KIND = [{"role": "system", "content": "Be kind."}]
 USER = [{"role": "user", "content": "Hi"}]

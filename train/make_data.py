@@ -83,6 +83,7 @@ def make_data(options: DataOptions) -> None:
     from eagle_fsd.runs.processes import Processes
     from eagle_fsd.runs.provenance import digest
     from eagle_fsd.training import dialogues, prompts
+    from eagle_fsd.training.chat_format import ChatFormat
     from eagle_fsd.training.features import TargetStates
 
     # 1. What needs no weights is checked, and the sources are read.
@@ -108,7 +109,7 @@ def make_data(options: DataOptions) -> None:
     tokenizer = load.load_tokenizer(options.target)
     template_settings = read_template_settings(options.template_settings)
     settle_template(tokenizer, template_settings, conv_template=options.conv_template)
-    chat = dialogues.ChatFormat(tokenizer, options.conv_template, options.system or "")
+    chat = ChatFormat(tokenizer, options.conv_template, options.system or "")
     if SELF in weights:
         chat.user_prefix()  # refuses a template without
     # 2. The folder, and what of the candidates is left.

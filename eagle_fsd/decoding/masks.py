@@ -43,7 +43,7 @@ def additive_mask(visible_NK: torch.Tensor, dtype: torch.dtype, repeats: int) ->
         # others again in every layer.
         visible_NK = nn.functional.pad(visible_NK, (0, -K % 8))
     lowest = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=visible_NK.device)
-    mask_B1NK = torch.where(visible_NK, 0.0, lowest).view(-1, 1, N, visible_NK.shape[-1])
+    mask_B1NK = torch.where(visible_NK, 0.0, lowest).reshape(-1, 1, N, visible_NK.shape[-1])
     return mask_B1NK.expand(-1, repeats, -1, -1).flatten(1, 2)[:, None, :, :K]
 
 
