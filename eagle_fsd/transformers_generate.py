@@ -1,7 +1,7 @@
 """Our loop inside transformers' `generate`, which takes a callable as `custom_generate`.
 
 `generate` prepares the request (defaults, lengths, logits processors, stopping criteria) and calls
-ours in the place of its own loop. What it honours, and what not: docs/transformers.md.
+ours in the place of its own loop. What it honours, and what not: docs/evaluate.md.
 """
 
 import copy

@@ -10,8 +10,7 @@ with exact trees of n-grams, of a drafter that knows the answer and errs often, 
 and EAGLE-3 heads. Every answer must be that of transformers' own `generate`, token for token.
 
 Each family has a process and a result file of its own in --output, so that a crash ends that family
-alone. A run over all families writes results/families/families.csv and the tables of
-docs/targets.md.
+alone. A run over all families writes results/families: families.csv, and the tables of its page.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""The results of families.py as a table of families, and as the tables of docs/targets.md."""
+"""The results of families.py as a table of families, and as the tables of its page of results."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ from eagle_fsd.runs.jsonl import write_file
 from eagle_fsd.runs.provenance import describe_run
 
 ROOT = Path(__file__).parent.parent
-TABLE, PAGE = ROOT / "results/families/families.csv", ROOT / "docs/targets.md"
+TABLE, PAGE = ROOT / "results/families/families.csv", ROOT / "results/families/README.md"
 BEGIN, END = "<!-- written by scripts/families.sh -->", "<!-- end of what is written -->"
 EXACT, SOME, REFUSED = "exact on every engine", "exact on some engines", "refused"
 NOT_BUILT, FAILED, WRONG = "could not be built", "failed with an error", "silently wrong"

@@ -1,5 +1,5 @@
 """lm-evaluation-harness (lm-eval 0.4.13) on a target with its drafts: its own command line, plus a
-model, which is lm-eval's "hf" whose `generate` decodes by an arm (docs/transformers.md).
+model, which is lm-eval's "hf" whose `generate` decodes by an arm (docs/evaluate.md).
 
     pip install lm_eval==0.4.13
     python extras/lm_eval_model.py --model eagle_fsd --model_args arm=fsd:0.35 \

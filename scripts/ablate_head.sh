@@ -14,7 +14,7 @@ if [ ! -f "${QUESTIONS:-}" ]; then
     exit 2
 fi
 if [ -n "${DATA:-}" ] && [ ! -e "$DATA" ]; then
-    echo "error: DATA=$DATA is not there: set it to a folder of train/make_data.py (docs/train.md), or not" >&2
+    echo "error: DATA=$DATA is not there: set it to a folder of train/make_data.py (docs/heads.md), or not" >&2
     exit 2
 fi
 if ! [[ "${STEPS:-70} ${SEEDS:-0 1}" =~ ^[1-9][0-9]*(\ +[0-9]+)+$ ]]; then

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Rules against each other at matched gain: divergence x child x T, the price on the token, chance.
 # Thresholds of a row stand at the same quantiles (5, 20, 35 %) of the divergence where the exact
-# test ends a round, measured with the former head (results/ablate_rules); set your own for another.
+# test ends a round, measured with an earlier head; set your own for another.
 #     scripts/ablate_rules.sh                  47 arms, 16 questions x 64 tokens
 #     OUTPUT=runs/x scripts/ablate_rules.sh --questions 32 --max_new_tokens 128
 set -euo pipefail

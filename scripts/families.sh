@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Which causal families of the installed transformers decode draft trees exactly, by trial of them
-# all: writes the tables of docs/targets.md and results/families/families.csv. A quarter of an
-# hour on one core; sets up first. Options go to extras/families.py:
+# all: writes the tables of results/families. A quarter of an hour on one core; sets up first.
+# Options go to extras/families.py:
 #     scripts/families.sh
 #     scripts/families.sh --families llama phi3 --quick
 set -euo pipefail

@@ -9,7 +9,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 output=${OUTPUT:-$root/runs/learning_curve}
 target=${TARGET:-smollm2}
 if [ ! -e "${DATA:-}" ]; then
-    echo "error: DATA=${DATA:-} is not there: set it to a folder of train/make_data.py (docs/train.md)" >&2
+    echo "error: DATA=${DATA:-} is not there: set it to a folder of train/make_data.py (docs/heads.md)" >&2
     exit 2
 fi
 if [ ! -f "${QUESTIONS:-}" ]; then

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # MT-Bench on LLaMA-3.1-Instruct 8B with the published EAGLE-3 head; needs the model hub and a GPU. The
 # EAGLE-3 paper gives tokens_per_round 6.13 at temperature 0. How to log in, what it takes, and what to
-# expect of the comparison: docs/your_model.md.
+# expect of the comparison: docs/gpu.md.
 #
 # As upstream evaluates: in float16, under Llama 2's system message (llama_system.txt, from its
 # gen_ea_answer_llama3chat.py), answers of at most 512 tokens, since that script passes its

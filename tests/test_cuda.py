@@ -1,5 +1,5 @@
 """What a CUDA device would be given, without one: every tensor's device, and for what the host
-waits. What only a GPU can show is listed in docs/speed.md."""
+waits. What only a GPU can show is listed in docs/gpu.md."""
 
 from functools import partial
 from itertools import cycle

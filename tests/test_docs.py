@@ -27,8 +27,7 @@ DOCS = sorted((ROOT / "docs").glob("*.md"))
 RESULTS = sorted((ROOT / "results").glob("**/*.md"))
 PAGES = [ROOT / "README.md", ROOT / "extras/README.md", *DOCS, *RESULTS]
 # Their commands have rules, guards or options that are gone; the pages name the commit.
-EARLIER = {"calibration", "harm_signals", "priced_trees", "rules_temperature_1"}
-EARLIER |= {"speed_cpu_auto", "speed_rules"}
+EARLIER = {"calibration"}
 
 
 def name(page: Path) -> str:
@@ -59,7 +58,7 @@ def test_commands_take_what_is_shown(page, command, words):
         place = words.index(option) + 1
         ends = [n for n, word in enumerate(words) if n >= place and word.startswith("-")]
         with patch.dict(RULES), patch.dict(GUARDS), patch.dict(PLACES):
-            for plugin in set(re.findall(r"--plugin (extras/\S+)", (ROOT / page).read_text())):
+            for plugin in set(re.findall(r"--plugin (extras/\w+\.py)", (ROOT / page).read_text())):
                 runpy.run_path(str(ROOT / plugin))
             parse_arms(words[place : min(ends, default=len(words))])
 
@@ -172,7 +171,7 @@ def test_the_loop_of_the_readme_is_the_loop():
 
 
 def test_the_questions_shown_can_be_asked_and_scored(tmp_path):
-    lines = re.findall(r"^ +(\{.*)$", (ROOT / "README.md").read_text(), re.M)
+    lines = re.findall(r"^ +(\{.*)$", (ROOT / "docs/evaluate.md").read_text(), re.M)
     (tmp_path / "mine.jsonl").write_text("\n".join(lines))
     questions = read_questions(tmp_path / "mine.jsonl")
     assert len(questions) == 3
@@ -180,9 +179,9 @@ def test_the_questions_shown_can_be_asked_and_scored(tmp_path):
     check_scorable(questions, "contains")
 
 
-def test_the_divergences_of_the_fsd_page_are_the_library_s():
+def test_the_divergences_of_the_page_of_rules_are_the_library_s():
     """A row of the table: a target's and a draft's probabilities, and each divergence of them."""
-    _, _, table = (ROOT / "docs" / "fsd.md").read_text().partition("\n| target |")
+    _, _, table = (ROOT / "docs" / "rules.md").read_text().partition("\n| target |")
     table, _, _ = table.partition("\n\n")
     header, _, *lines = table.splitlines()
     _, *names = [cell.strip() for cell in header.strip("| ").split("|")]
@@ -199,8 +198,8 @@ def test_the_divergences_of_the_fsd_page_are_the_library_s():
 
 
 def test_the_lines_that_make_the_shipped_head_whole(tmp_path, monkeypatch):
-    """docs/fsd.md's: the weights stay, and no divergence is infinite by the draft vocabulary."""
-    (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/fsd.md").read_text(), re.S)
+    """docs/rules.md's: the weights stay, and no divergence is infinite by the draft vocabulary."""
+    (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rules.md").read_text(), re.S)
     monkeypatch.chdir(ROOT)
     exec(lines.replace("runs/whole", str(tmp_path)), {})
     (shipped, _), (whole, _) = map(read_head, ("checkpoints/smollm2-135m-eagle2", tmp_path))

@@ -51,7 +51,7 @@ def test_exact_is_plain_is_generate(model, count):
 def test_the_examples_of_custom_generate_run(monkeypatch, tmp_path, capsys):
     """As they stand on the page and in the docstring, from any folder and without a hub."""
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "transformers.md").read_text()
+    page = (ROOT / "docs" / "evaluate.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     examples.append("\n".join(re.findall(r">>> (.*)", eagle_fsd.custom_generate.__doc__)))
     assert len(examples) == 2

@@ -34,7 +34,7 @@ class DataOptions(ChatOptions):
     """The folder to write to, which is train_head.py's --data."""
     sources: list[str] = option([SELF])
     """Where prompts come from, each as SOURCE=WEIGHT: self, which samples user turns from the
-    target, or a file of conversations or prompts (docs/train.md)."""
+    target, or a file of conversations or prompts (docs/heads.md)."""
     temperatures: list[float] = option([0.0, 0.0, 0.7, 1.0])
     """The sampling temperatures, of which each dialogue draws one; 0 is greedy."""
     dialogues: int = option(0, may_change=True)

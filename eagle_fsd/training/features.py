@@ -5,7 +5,7 @@ of; not by the code that computes them.
 So nothing is computed twice, when data is added or other runs and processes share the folder, and a
 killed run leaves nothing to mend. A row is what the head reads of a token and, where that is of
 other layers (EAGLE-3), the hidden state after the final norm behind it: W = F, or F + D. What it
-saves is measured in docs/train.md.
+saves is measured in results/speed_float32.
 
 Axes: B dialogues, T positions, L tokens of one, W width of a row, D hidden size, F features.
 """

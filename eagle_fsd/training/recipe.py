@@ -90,7 +90,7 @@ def rate_at(width: int, rate: float) -> float:
     """What a learning rate that was chosen at NARROW becomes for a head of another width: 1.5e-3 at
     576 channels, 1e-4 at 4,096.
 
-    Ours was chosen at the one end, others train EAGLE-3 with 1e-4 at the other (docs/train.md).
+    Ours was chosen at the one end, others train EAGLE-3 with 1e-4 at the other (docs/heads.md).
     Between them it is a power of the width, of exponent log(15) / log(4096 / 576) = 1.38, which
     joins the two and was measured nowhere. Beyond them it stays: SpecForge has 1e-4 at 8,192 too.
     """
