@@ -1,13 +1,16 @@
-"""A skeleton for a rule of your own: copy this file, write your test into `taken`, name it below.
+r"""A skeleton for a rule of your own: copy this file, write your test into `taken`, name it below,
+and name your file in the first line. The other lines answer, draw, and compare at the same gain:
 
     P="--plugin extras/my_rule.py"
-    .venv/bin/python evaluate/mt_bench.py $P --output runs/my_rule \\
-        --arms plain exact my_rule:{0.2,0.5,1} path:{0.5,0.9,2} random:{0.1,0.3}
+    .venv/bin/python evaluate/mt_bench.py $P --output runs/my_rule \
+        --arms plain exact my_rule:{0.2,0.5,1} path:{0.5,0.9,2} random:{0.1,0.2,0.3}
     .venv/bin/python evaluate/report.py $P runs/my_rule --output runs/my_rule_report
     .venv/bin/python extras/rule_front.py $P runs/my_rule path
 
 Of one value there is no line in the plot and no gain to compare at, so give three or more. `path`
-is the rule to beat and `random` the control. What a rule may ask of a tree: docs/extend.md.
+is the rule to beat and `random` the control. These arms draft by the head alone; the README's
+figures are of `@hybrid` (my_rule:0.5@hybrid, beside exact@hybrid). Ask 80 questions to tell rules
+apart (--questions 80 --quality_only). What a rule may ask of a tree: docs/extend.md.
 """
 
 from dataclasses import dataclass

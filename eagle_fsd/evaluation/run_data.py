@@ -76,6 +76,11 @@ class RunData:
         return same_work(self.records) if self.timed else []
 
     @property
+    def sampled(self) -> bool:
+        """Whether answers were drawn, above temperature 0."""
+        return any(row["temperature"] for row in self.all_records)
+
+    @property
     def noise(self) -> float:
         """The machine's own spread of speed: the median of same_work, 0 where that is empty."""
         return median(self.same_work or [0.0])
@@ -85,7 +90,8 @@ class RunData:
         scorer's own, or a judge's."""
         first = [score for score in self.scores if score["score"] == self.scores[0]["score"]]
         by_arm = {score["arm"]: score for score in first}
-        return verdict(row, self.noise, score=by_arm.get(row["arm"]))
+        score = by_arm.get(row["arm"])
+        return verdict(row, self.noise, sampled=self.sampled, score=score)
 
     def origin(self, key: str) -> str:
         """Commits, or devices, of the sessions."""

@@ -45,7 +45,8 @@ PHRASES = {
     "tokens_per_round": "{:.2f} tokens per round",
     "tokens_per_round_vs_exact": "{:+.0%} tokens per round over exact",
     "fuzzy_share": "{:.1%} of its tokens fuzzy",
-    "mean_logp_minus_plain": "log-probability per token {:+.2f} nats against plain's",
+    "regret_per_token": "a regret of {:.3f} nats per token",
+    "tv_per_token": "a TV of {:.3f} per token",
     "repetition_minus_plain": "{:.0%} more of its text repeated than of plain's",
     "tokens_per_answer": "{:.1f} tokens per answer",
 }
@@ -96,14 +97,17 @@ def terminal_table(rows: list[dict]) -> str:
     )
 
 
-def verdict(row: dict, noise: float = 0.0, *, score: dict | None = None) -> str:
-    """Such as "+10 % tokens per round over exact, 4.1 % of its tokens fuzzy", behind its `score`, a
-    row of task_scores.compare_scores. A speed that the noise (RunData's) or its own interval
-    explains is called plain's. An arm of which nothing else is known has the length of its
-    answers."""
+def verdict(
+    row: dict, noise: float = 0.0, *, sampled: bool = False, score: dict | None = None
+) -> str:
+    """Such as "+10 % tokens per round over exact, 4.1 % of its tokens fuzzy, a regret of 0.032 nats
+    per token", or its TV where answers were `sampled`, behind its `score`, a row of
+    task_scores.compare_scores. A speed that the noise (RunData's) or its own interval explains is
+    called plain's. An arm of which nothing else is known has the length of its answers."""
     gain = "tokens_per_round_vs_exact"
     tokens = "tokens_per_round" if row[gain]["value"] is None else gain
-    keys = ["speed_vs_plain", tokens, "fuzzy_share", "mean_logp_minus_plain"]
+    cost = "tv_per_token" if sampled else "regret_per_token"
+    keys = ["speed_vs_plain", tokens, "fuzzy_share", cost]
     if (row["repetition_minus_plain"]["value"] or 0) >= REPEATS:
         keys.append("repetition_minus_plain")
     keys = OF_BASELINES.get(row["rule"], keys)

@@ -121,7 +121,7 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
     files = {"tables.json": json.dumps(whole, indent=2, allow_nan=False) + "\n"}
     figures, styles = [], line_styles(drawn)
     colors = {row[key]: styles[row["line"]]["color"] for row in drawn for key in ("arm", "line")}
-    sampled = any(row["temperature"] for run in runs for row in run.all_records)
+    sampled = any(run.sampled for run in runs)
     named = heights(drawn, sampled=sampled, scores=scores)
     kinds = ["", "_logp", *(f"_score{number + 1}" for number in range(len(scores)))]
     for kind, (up, name) in zip(kinds, named.items(), strict=True):
