@@ -19,7 +19,8 @@ from statistics import fmean
 
 from tqdm import tqdm
 
-from eagle_fsd.arms import COMPILED, Arm, parse_arms
+from eagle_fsd.arm_names import COMPILED
+from eagle_fsd.arms import Arm, parse_arms
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.engine.trial import shares_forwards
