@@ -73,8 +73,9 @@ def parse(parser: HfArgumentParser, arguments: list[str] | None = None) -> tuple
 
 def ended_by(work: Callable[[], None]) -> None:
     """Do a command's work. Bad input ends the process with one line and status 1, Ctrl-C with 130
-    and the advice that every command goes on, a reader who has closed the pipe (`| head`) with 141;
-    any other error keeps its traceback. What the terminal's encoding lacks is shown as "?"."""
+    and the advice that every command goes on from its files, a reader who has closed the pipe
+    (`| head`) with 141; any other error keeps its traceback. What the terminal's encoding lacks is
+    shown as "?"."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a notebook's is none
             stream.reconfigure(errors="replace")
@@ -88,7 +89,7 @@ def ended_by(work: Callable[[], None]) -> None:
     except BadInput as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on where it was", file=sys.stderr)
+        print("interrupted: the same command goes on from what it has saved", file=sys.stderr)
         sys.exit(130)  # as a shell reports it
 
 
