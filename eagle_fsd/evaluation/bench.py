@@ -151,7 +151,7 @@ class Bench:
         bar = tqdm(made, self.name, len(jobs), unit="answer", disable=hidden)
         for number, record in bar:
             self.run.add(jobs[number][1].slug, record)
-            bar.set_postfix_str(record["arm"])
+            bar.set_postfix_str(record["arm"], refresh=False)
 
     @cached_property
     def model(self) -> Model:
