@@ -17,12 +17,12 @@ fsd:{0.2,0.3},child={draft,target}.
 
 import math
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig, check_known, nearest, tree_name
+from eagle_fsd.arm_names import BY_TRANSFORMERS, PLAIN, about, check_names
+from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig, nearest, tree_name
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.decoding.verified import Guard, Rule
@@ -37,8 +37,6 @@ from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.rules.guards import GUARDS
 
-PLAIN, GENERATE, COMPILED = "plain", "generate", "generate_compiled"
-BY_TRANSFORMERS = (GENERATE, COMPILED)
 NUMBERS = {float: "a number", int: "a whole number"}  # types of fields, in words
 # what an entry of a table builds on, and the methods of which it has one of its own
 KINDS = {
@@ -118,7 +116,7 @@ class Arm:
     def check(self, sampling: SamplingConfig, drafter: Drafter | None = None) -> None:
         """Refuse, by a BadInput, what has no meaning together: before anything is loaded, and with
         the drafter once it is built, for what its settings do not show."""
-        with _about(self.text):
+        with about(self.text):
             self.policy(sampling).check(drafter or self.drafter)
 
     def check_answers(self) -> None:
@@ -142,7 +140,8 @@ def parse_arm(text: str, *, tree: str = "") -> Arm:
     if text in (PLAIN, *BY_TRANSFORMERS):
         return Arm(text, Exact() if text == PLAIN else None)
     rule_text, at, drafter_text = text.partition("@")
-    with _about(text):
+    check_names(text, RULES, DRAFTERS)
+    with about(text):
         rule, guards = _parse(rule_text, RULES, "rule", GUARDS)
         drafter, _ = _parse(drafter_text if at else DEFAULT_DRAFTER, DRAFTERS, "drafter", {})
     if drafter.needs_head and drafter.shape and tree_name(drafter.shape) == tree:
@@ -197,25 +196,12 @@ def check_entry(what: str, name: str, kind: object) -> None:
         )
 
 
-@contextmanager
-def _about(text: str) -> Iterator[None]:
-    """What is refused within is told with the arm's text."""
-    try:
-        yield
-    except BadInput as error:
-        raise BadInput(f"arm {text!r}: {error}") from error
-
-
 def _parse(
     text: str, table: dict[str, type], what: str, guards: dict[str, type]
 ) -> tuple[Any, tuple[Guard, ...]]:
     """An instance of a class of the table, and the guards that further fields name."""
     first, *pairs = text.split(",")
     name, colon, value = first.partition(":")
-    alone = (PLAIN, *BY_TRANSFORMERS) if what == "rule" else ()
-    if name not in table and name not in alone:
-        check_known(what, name, (*table, *alone))
-    check_known(what, name, table)  # plain with fields or a drafter
     check_entry(what, name, table[name])
     # 1. What may be given, and of which type: the class's fields, the first without its name.
     types = {field.name: field.type for field in fields(table[name])}

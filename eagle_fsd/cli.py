@@ -17,6 +17,7 @@ from pathlib import Path
 
 from transformers import HfArgumentParser
 
+from eagle_fsd.arm_names import PLAIN, check_own_names
 from eagle_fsd.config import BadInput, nearest
 from eagle_fsd.options import PluginOptions
 
@@ -53,7 +54,7 @@ def parse(parser: HfArgumentParser, arguments: list[str] | None = None) -> tuple
         for action in parser._actions:
             action.help = texts.get(action.dest, action.help)
     # the parser would raise a plain ValueError, and that after options have looked for a device
-    _, unknown = parser.parse_known_args(arguments)
+    read, unknown = parser.parse_known_args(arguments)
     if unknown:
         # the first, without the dashes, by which all are alike
         known = [name.lstrip("-") for a in parser._actions for name in a.option_strings]
@@ -61,6 +62,8 @@ def parse(parser: HfArgumentParser, arguments: list[str] | None = None) -> tuple
         name = name.lstrip("-").replace("-", "_")
         meant = nearest(ELSEWHERE.get(name, name), known, before="--")
         raise BadInput(f"unknown arguments {' '.join(unknown)}{meant}; --help lists what is known")
+    if getattr(read, "plugin", None) == "":
+        check_own_names([*getattr(read, "arms", []), getattr(read, "arm", PLAIN)])
     parsed = parser.parse_args_into_dataclasses(arguments)
     for options in parsed:
         if isinstance(options, PluginOptions):
@@ -70,8 +73,9 @@ def parse(parser: HfArgumentParser, arguments: list[str] | None = None) -> tuple
 
 def ended_by(work: Callable[[], None]) -> None:
     """Do a command's work. Bad input ends the process with one line and status 1, Ctrl-C with 130
-    and the advice that every command goes on, a reader who has closed the pipe (`| head`) with 141;
-    any other error keeps its traceback. What the terminal's encoding lacks is shown as "?"."""
+    and the advice that every command goes on from its files, a reader who has closed the pipe
+    (`| head`) with 141; any other error keeps its traceback. What the terminal's encoding lacks is
+    shown as "?"."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a notebook's is none
             stream.reconfigure(errors="replace")
@@ -85,7 +89,7 @@ def ended_by(work: Callable[[], None]) -> None:
     except BadInput as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on where it was", file=sys.stderr)
+        print("interrupted: the same command goes on from what it has saved", file=sys.stderr)
         sys.exit(130)  # as a shell reports it
 
 

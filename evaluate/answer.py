@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from eagle_fsd.cli import run_command
-from eagle_fsd.config import DEFAULT_ARM
+from eagle_fsd.config import DEFAULT_ARM, BadInput
 from eagle_fsd.options import ModelOptions, SamplingOptions
 
 
@@ -56,6 +56,8 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
     arm.check_answers()
     arm.check(sampling.sampling())
     StopConfig(options.max_new_tokens)  # checked before weights load
+    if os.path.isdir(options.html) or os.path.isfile(os.path.dirname(options.html)):
+        raise BadInput(f"--html {options.html} is a folder, or lies in a file: name a file")
     model = model_options.load([arm])
     trace = TurnTrace(model, arm) if options.html else None
     colored = "FORCE_COLOR" in os.environ or sys.stdout.isatty() and "NO_COLOR" not in os.environ

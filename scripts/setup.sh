@@ -15,7 +15,8 @@ if [[ ! $wanted =~ ^(|-tasks|-test|-demo)$ ]]; then
     exit 2
 fi
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-    echo "error: Python 3.11 or later is needed; name one with PYTHON=..." >&2
+    found=$("$python" -V 2>/dev/null || true)
+    echo "error: Python 3.11 or later is needed, and $python is ${found:-none}; name one with PYTHON=..." >&2
     exit 2
 fi
 if [[ "$(cat "$root/.venv/setup-stamp" 2>/dev/null)" != "$root "* ]]; then

@@ -1,11 +1,16 @@
 """Arms as texts: their canonical form, defaults, and the guards that they have anyway."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
+from commands import ROOT
 
+from eagle_fsd.arm_names import names_in_source
 from eagle_fsd.arms import parse_arm, parse_arms
 from eagle_fsd.config import BadInput, SamplingConfig, parse_tree, tree_name
+from eagle_fsd.plugin import OWN
 from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.rules.guards import Ends, NoRepeat
 
@@ -90,3 +95,35 @@ def test_lossy_arms_on_hybrid_trees_have_guards_by_default(text, guards):
     for sampling in (SamplingConfig(), SamplingConfig(1.0)):
         parse_arm(text).check(sampling)
         assert parse_arm(text).policy(sampling).guards == guards
+
+
+def test_names_in_source_are_those_of_the_tables():
+    assert names_in_source("rules/__init__.py", "RULES") == [*OWN["rule"]]
+    assert names_in_source("drafters/settings.py", "DRAFTERS") == [*OWN["drafter"]]
+
+
+TYPED = """
+import runpy, sys
+for line in sys.stdin:
+    sys.argv = line.split()
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        print(end.code)
+    assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.processes
+def test_a_misspelt_name_is_refused_before_torch_is_imported():
+    """As are several arms in one text. Bug held down: each took ten seconds of imports."""
+    lines = "mt_bench.py --arms plain fds:0.3\nspeed.py --arms exact,plain,fsd:0.3,ends=1@eagle\n"
+    lines += "answer.py --prompt x --arm exact@ngrams:3\ncalibrate.py --arms generate:2"
+    command, folder = [sys.executable, "-c", TYPED], ROOT / "evaluate"
+    done = subprocess.run(command, input=lines, cwd=folder, capture_output=True, text=True)
+    rule, several, drafter, alone = done.stdout.splitlines()
+    assert not done.returncode, done.stderr
+    assert "arm 'fds:0.3': unknown rule 'fds', did you mean fsd?" in rule
+    assert "separated by spaces, as in: exact plain fsd:0.3,ends=1@eagle" in several
+    assert "unknown drafter 'ngrams', did you mean ngram?" in drafter
+    assert "arm 'generate:2': generate has no fields and no drafter" in alone

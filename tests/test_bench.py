@@ -48,6 +48,9 @@ def test_what_a_run_writes_and_may_be_continued_with(call, models, tmp_path):
     options = [*bench_options(models, tmp_path), "--draft_model", "layers:1"]
     out = call(BENCH, *options, "--questions", 1, "--arms", *arms)
     assert "tokens/round" in out and "fsd-paper:0 " in out
+    assert f"All columns are in {tmp_path / 'run'}" in out  # of one question none has an interval
+    # bug held down: it was drawn twice an answer, which fills a log
+    assert 1 < out.count("question.jsonl: ") <= len(arms) + 2
     assert "differences in speed" in out  # exact and fsd:0 do the same work
     found = summary(tmp_path)
     assert list(found) == arms

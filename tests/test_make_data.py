@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -114,13 +115,19 @@ def test_own_turns_and_answers(tmp_path, terse, capsys):
     # a folder from before rows had a part goes on
     path = tmp_path / "records/dialogues.jsonl"
     write_rows(path, *({k: v for k, v in row.items() if k != "part"} for row in lines(path)))
+    capsys.readouterr()
     main(options(terse, tmp_path, "--dialogues", "9"))
+    shown = capsys.readouterr().err
+    assert f"goes on after 6 dialogues with {told['answer_tokens']} answer tokens" in shown
+    assert "| 6/9 [" in shown
     assert summary(tmp_path)["dialogues"] == 9 and summary(tmp_path)["from"] == {"self": 9}
     assert summary(tmp_path)["seconds"] >= told["seconds"] > 0
     more = {(row["id"], 0): row["input_ids"] for row in made(tmp_path)}
     assert len(more) == 9 and all(more[place] == first[place][1] for place in first)
     main(options(terse, tmp_path / "more", "--answer_tokens", "300", "--batch_size", "4"))
     assert 260 <= summary(tmp_path / "more")["answer_tokens"] <= 380
+    bars = re.findall("making dialogues: .*?]", capsys.readouterr().err)
+    assert bars and all("/300 [" in bar for bar in bars)  # which knows how much is left
 
 
 def test_a_target_without_a_chat_template_takes_one_of_fastchat(tmp_path, target):

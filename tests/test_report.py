@@ -329,6 +329,22 @@ def test_an_arm_of_a_plugin_is_in_the_first_view(tmp_path, monkeypatch):
     assert len(first) == 3 and {"plain", "mine:0.3", "fsd:0.4"} == set(first)
 
 
+@pytest.mark.skipif(NODE is None, reason="no node here")
+def test_a_page_of_one_answer_opens_with_a_tree_that_tells_something():
+    """Bug held down: it opened with round 1, whose tree was empty."""
+    script = (Path(write_report.__file__).parent / "page.js").read_text()
+    program = script[script.index("function tellingRound") : script.index("function show(")]
+    exact, fuzzy = ({"source": source} for source in ("hit", "fuzzy"))
+    for emitted, first in (([exact, exact, exact], 1), ([exact, exact, fuzzy], 2)):
+        rounds = [
+            {"emitted": [token], "nodes": [0] * size}
+            for token, size in zip(emitted, (1, 7, 5), strict=True)
+        ]
+        told = f"{program}\nconsole.log(tellingRound({json.dumps(rounds)}))"
+        done = subprocess.run([NODE, "-e", told], capture_output=True, text=True, check=True)
+        assert int(done.stdout) == first
+
+
 def test_the_end_of_an_answer_is_none_of_its_text(models):
     """Bug held down: <|im_end|> stood in a traced answer."""
     model = load(str(models[0]), head=None, device="cpu", dtype="float32")

@@ -33,7 +33,7 @@ NEEDS = ("VLLM_ENV", "QUESTIONS", "DATA", "IFEVAL", "GSM8K", "MINUTES")
         ("evaluate_smollm2.sh", {"GSM8K": "nowhere"}, "nowhere is no file"),
         ("train_smollm2_head.sh", {"MINUTES": "1"}, "MINUTES=1"),
         ("setup.sh everything", {}, "everything is no step"),
-        ("setup.sh", {}, "name one with PYTHON"),
+        ("setup.sh", {}, "python3.x is none; name one with PYTHON"),
     ],
 )
 def test_what_a_script_lacks_is_told(tmp_path, script, given, told):

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -137,23 +138,27 @@ def test_interrupted_it_saves_and_goes_on(unbroken, target, data, tmp_path, capf
     write_json(output / "progress.json", progress | {"seconds": 1000.0})
     main(arguments)
     assert json.loads((output / "progress.json").read_text())["seconds"] > 1000  # what was used
-    told = capfd.readouterr().out
+    told, shown = capfd.readouterr()
     assert f"goes on after step {step}" in told and "at random" not in told
+    bars = [line for line in re.split("[\r\n]", shown) if line.startswith("training:")]
+    assert f"step={step}" in bars[0] and f"{100 * step / STEPS:3.0f}%|" in bars[0]
+    assert "step=60" in bars[-1] and "100%|" in bars[-1]
     assert log_rows(output) == log_rows(unbroken) and same(weights(output), weights(unbroken))
     assert {path.name for path in output.glob("state-*")} == {f"state-{STEPS}"}
     main(arguments)
     assert "already trained" in capfd.readouterr().out
 
 
-def test_a_head_without_its_measurement_is_measured(unbroken, target, data, tmp_path):
+def test_a_head_without_its_measurement_is_measured(unbroken, target, data, tmp_path, capfd):
     """A kill between the head and what it does on held-out answers leaves the head without a
-    record; the same command then measures it. Bug held down: a run whose head was gone was "already
-    trained"."""
+    record; the same command then measures it. Bugs held down: a run whose head was gone was
+    "already trained"; where nothing was left to train a bar showed 100 % and an unknown time."""
     whole = json.loads((unbroken / "training.json").read_text())
     for lost in ("training.json", "model.safetensors"):
         output = shutil.copytree(unbroken, tmp_path / lost)
         (output / lost).unlink()
         main(options(target, data, output, **FAST))
+        assert "training:" not in capfd.readouterr().err
         assert same(weights(output), weights(unbroken))
         assert json.loads((output / "training.json").read_text()) == whole
 

@@ -210,9 +210,10 @@ class Rule:
     def __post_init__(self):
         """Refuse a first field out of bounds; a NaN is."""
         low, high = self.bounds
+        wanted = f"{low:g} or above" if high == math.inf else f"from {low:g} to {high:g}"
         for name, value in list(vars(self).items())[:1]:
             if isinstance(value, float | int) and not low <= value <= high:
-                raise BadInput(f"{name} must be {low:g} to {high:g}, got {value}")
+                raise BadInput(f"{name} must be {wanted}, got {value}")
 
     def check(
         self, sampling: SamplingConfig, drafter: Drafter, guards: Sequence["Guard"] = ()

@@ -9,7 +9,8 @@ from dataclasses import asdict
 import torch
 from transformers import CompileConfig
 
-from eagle_fsd.arms import COMPILED, Arm
+from eagle_fsd.arm_names import COMPILED
+from eagle_fsd.arms import Arm
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding import loop
 from eagle_fsd.decoding.answer import Generation, Round

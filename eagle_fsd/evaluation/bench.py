@@ -19,7 +19,8 @@ from statistics import fmean
 
 from tqdm import tqdm
 
-from eagle_fsd.arms import COMPILED, Arm, parse_arms
+from eagle_fsd.arm_names import COMPILED
+from eagle_fsd.arms import Arm, parse_arms
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.engine.trial import shares_forwards
@@ -150,7 +151,7 @@ class Bench:
         bar = tqdm(made, self.name, len(jobs), unit="answer", disable=hidden)
         for number, record in bar:
             self.run.add(jobs[number][1].slug, record)
-            bar.set_postfix_str(record["arm"])
+            bar.set_postfix_str(record["arm"], refresh=False)
 
     @cached_property
     def model(self) -> Model:

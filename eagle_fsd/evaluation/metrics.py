@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from eagle_fsd import stats
-from eagle_fsd.arms import BY_TRANSFORMERS, GENERATE, PLAIN, parse_arm
+from eagle_fsd.arm_names import BY_TRANSFORMERS, GENERATE, PLAIN
+from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation import record_numbers
 from eagle_fsd.evaluation.record_numbers import Record, RecordNumber

@@ -9,11 +9,9 @@ scores/ARM.jsonl          optional: what they gave to each answer, and its refer
 judge/JUDGE/single.json   optional: rows of what judges gave
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from glob import escape, glob
 from pathlib import Path
 from statistics import median
 
@@ -22,7 +20,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.metrics import EXACT, by_category, summarize
 from eagle_fsd.evaluation.record_numbers import Record, rounds_of, seconds
 from eagle_fsd.evaluation.tables import Table, run_tables, verdict
-from eagle_fsd.runs.folder import answer_key, records_by_arm
+from eagle_fsd.runs.folder import answer_key, check_run, records_by_arm
 from eagle_fsd.runs.jsonl import read_json, read_lines
 from eagle_fsd.runs.provenance import digest
 
@@ -198,10 +196,7 @@ def same_work(records: Mapping[str, Sequence[Record]]) -> list[float]:
 
 
 def read_run(folder: Path) -> RunData:
-    if not os.path.isfile(folder / "run.json"):  # Path's own raises for a name too long
-        within = sorted(map(os.path.dirname, glob(f"{escape(str(folder))}/*/run.json")))
-        runs = f"; the folders in it that are: {', '.join(within)}" if within else ""
-        raise BadInput(f"{folder} is no run, since it has no run.json{runs}")
+    check_run(folder)
     whole = read_json(folder / "run.json")
     options, sessions = whole["options"], whole["sessions"]
     warnings: list[str] = []

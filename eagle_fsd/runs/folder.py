@@ -8,6 +8,7 @@ A session may have another number of processes than those before: all read all f
 """
 
 import fcntl
+import os
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import asdict, fields
 from datetime import datetime
+from glob import escape, glob
 from itertools import count
 from pathlib import Path
 from typing import TextIO
@@ -36,9 +38,18 @@ def record_files(folder: str | Path, name: str = "*") -> list[Path]:
     return sorted(paths, key=lambda path: (path.name, path))
 
 
+def check_run(folder: str | Path) -> None:
+    """Refuse a folder that is no run, and name the runs in it."""
+    if not os.path.isfile(os.path.join(folder, "run.json")):  # Path's own raises for a long name
+        within = sorted(map(os.path.dirname, glob(f"{escape(str(folder))}/*/run.json")))
+        runs = f"; the folders in it that are: {', '.join(within)}" if within else ""
+        raise BadInput(f"{folder} is no run, since it has no run.json{runs}")
+
+
 def records_by_arm(folder: str | Path, **reading: Callable[[str], None]) -> dict[str, list[dict]]:
     """The answers of a finished or unfinished run, of two of one the later; see read_lines for
-    `reading`. BadInput: the folder holds none, as that of a command which answers by no arm."""
+    `reading`. BadInput: it is no run, or holds none, as that of a command which answers by no
+    arm."""
     records: defaultdict[str, dict[Hashable, dict]] = defaultdict(dict)
     for path in record_files(folder):
         for row in read_lines(path, **reading):
@@ -48,6 +59,7 @@ def records_by_arm(folder: str | Path, **reading: Callable[[str], None]) -> dict
                 )
             records[row["arm"]][answer_key(row)] = row
     if not records:
+        check_run(folder)
         raise BadInput(f"{folder} holds no records: let its command answer a question first")
     return {arm: list(rows.values()) for arm, rows in records.items()}
 

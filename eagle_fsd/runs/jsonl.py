@@ -135,10 +135,15 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
         if packed:
             kind = Path(path.stem).suffix or kind
         first = begin.decode(encoding, "ignore").lstrip()[:1]
-        with opened(path, "rt", encoding=encoding, newline="") as file:
+        # a wrong byte is refused where it is, with its line
+        reading = {"encoding": encoding, "errors": "surrogateescape", "newline": ""}
+        with opened(path, "rt", **reading) as file:
             # 2. Texts.
             if kind == ".txt" and first not in ("{", "["):
-                yield from ((n, text.strip()) for n, text in enumerate(file, 1) if text.strip())
+                for number, text in enumerate(file, start=1):
+                    check_text(text)
+                    if text.strip():
+                        yield number, text.strip()
                 return
             # 3. A JSON list, which a file .json may be, or JSON lines.
             lines: Iterable[str] = file
@@ -160,7 +165,7 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
                     yield number, _parsed(line)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         where = f" after line {number}" if number else ""
-        fault = f"{path} is damaged, or no UTF-8,{where} ({error})"
+        fault = f"{path} is damaged, or no UTF-8{where} ({error})"
         raise BadInput(f"{fault}: mend it, or save it anew") from error
     except (ValueError, RecursionError) as error:
         forms = "" if number > 1 else f"; give {FORMS}"

@@ -168,7 +168,8 @@ class DialogueMaker:
         dialogues += count * self._dialogues
         shown = {"dialogues": dialogues} if self._counts_tokens else {"answer_tokens": tokens}
         self._bar.set_postfix(shown, refresh=False)
-        now = tokens if self._counts_tokens else dialogues
+        # answers under way may go beyond the limit, where a bar would lose its end
+        now = min(tokens if self._counts_tokens else dialogues, self._bar.total or math.inf)
         self._bar.update(max(0, now - self._bar.n))  # shown when the bar's interval is over
         return 0 < 60 * self.minutes <= time.monotonic() - self._began
 

@@ -83,8 +83,11 @@ class Trainer:
             by_clock = progress["seconds"] / (self.seconds or math.inf)
             return max(progress["step"] / most, by_clock)
 
-        percent = {"total": 100, "initial": 100 * min(share(progress), 1)}
-        bar = tqdm(**percent, desc="training", bar_format=BAR, disable=hidden)
+        # from what is done; none where that is all, as after a Ctrl-C while the head was measured
+        begun = share(progress)
+        percent = {"total": 100, "initial": 100 * begun, "postfix": {"step": progress["step"]}}
+        hide = hidden or begun >= 1
+        bar = tqdm(**percent, desc="training", bar_format=BAR, disable=hide)
         ahead = ReadAhead(self.batches, self.accelerator.device, stride=count)
         with held_interrupt() as interrupted, bar, ahead:
             while True:

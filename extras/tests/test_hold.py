@@ -50,7 +50,7 @@ def test_what_it_takes():
     rule = RULES["hold"]()
     assert all(goes(rule, sampling, (NoRepeat(3), Ends(1))) for sampling in (GREEDY, WARM))
     for text in ("hold:-1", "hold:1e308", "hold:nan"):
-        with pytest.raises(BadInput, match="target must be 0 to 100"):
+        with pytest.raises(BadInput, match="target must be from 0 to 100"):
             parse_arm(text)
     for seed in range(10):
         round_ = random_round(seed)

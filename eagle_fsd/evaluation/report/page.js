@@ -44,6 +44,14 @@
     shown.arms = chosen.sort((a, b) => counts[a] - counts[b] || a - b);
   }
 
+  /* The round whose tree a page of one answer opens with: the first with a fuzzy token, or the
+     largest. */
+  function tellingRound(rounds) {
+    const fuzzy = rounds.findIndex((round) => round.emitted.some((made) => made.source === "fuzzy"));
+    const sizes = rounds.map((round) => round.nodes.length);
+    return fuzzy >= 0 ? fuzzy : sizes.indexOf(Math.max(...sizes));
+  }
+
   function show(value) {
     const [run, question] = value.split("/").map(Number);
     const runData = runs[run];
@@ -188,10 +196,5 @@
   const options = [...byId("question").options];
   const having = (words) => options.find((option) => option.textContent.includes(words));
   show((having(", with trees") ?? having(", scores differ") ?? any).value);
-  if (!figures.length) { // the page of one answer opens with a tree: of a fuzzy token, or the largest
-    const { rounds } = shown.question.answers[0][0];
-    const fuzzy = rounds.findIndex((round) => round.emitted.some((made) => made.source === "fuzzy"));
-    const sizes = rounds.map((round) => round.nodes.length);
-    openTree(0, 0, fuzzy >= 0 ? fuzzy : sizes.indexOf(Math.max(...sizes)));
-  }
+  if (!figures.length) openTree(0, 0, tellingRound(shown.question.answers[0][0].rounds));
 })();
