@@ -10,7 +10,8 @@ those before it. An answer ends when its page is closed, or asks anew.
 import time
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
-from math import floor, isfinite, log10
+from inspect import getdoc
+from math import floor, isfinite, log, log10
 from pathlib import Path
 
 import eagle_fsd
@@ -28,6 +29,8 @@ class DemoOptions:
 
 
 EVERY = 0.15  # seconds between what is sent of an answer
+LARGEST_JS = log(2)  # of the divergence that fsd asks for by default
+DONE = "All three have answered."
 QUIET = {"show_progress": "hidden"}  # no veil over what is read
 # on which SmolLM2 has clearly more tokens a round under fsd and path than under exact
 PROMPTS = {
@@ -39,27 +42,46 @@ PROMPTS = {
     "A fairy tale": "Write a fairy tale about a fox and a clock.",
     "An invitation": "Write an email that invites colleagues to a picnic.",
 }
-WORDS = """<p class="small"><span class="token fuzzy">Fuzzy</span>: a draft was accepted where the
-exact test would have emitted another token; hover over it, or tap it, to see which.<br>
-<b>Regret</b>: how far, in nats, the token's log-probability is below that of the target's most
-likely token: 0 if it is that one, 0.69 if it is half as likely.<br>
-<b>Divergence</b> D: how far apart target and drafter are on what comes in the token's place.<br>
-Click any token for its round's tree; <span class="token draft">accepted drafts</span> that are not
-fuzzy are the target's own choice, as tokens without a colour are.</p>"""
-COLUMNS = f'<div class="columns">{"<section></section>" * 3}</div>'
+INTRODUCTION = """## Fuzzy speculative decoding: turn the dial and look
+A small drafter guesses some tokens ahead, and **{target}**, the *target*, checks all guesses in one
+pass, a *round*. One prompt is answered three times. **Plain** is the target without guesses.
+**Exact** keeps the guesses that the target would have written itself, so its text is plain's. The
+**third** also keeps guesses that only come close, by a rule whose dial you turn: further up a round
+has more tokens, and the text is less the target's own, until it breaks or repeats itself."""
+WORDS = """<p class="small"><span class="token fuzzy first">Fuzzy</span>: a guess that exact would
+have replaced; up to the first, framed one the text is exact's. Point at it, or tap it, to see what
+the target would have said. <span class="token draft">Accepted guesses</span> of this colour are
+what the target would have written, as tokens without a colour are.<br>
+<b>P</b>, <b>Q</b>: a token's probability by target and by drafter. <b>D</b>: how far apart the two
+are in its place, by Jensen-Shannon divergence, from 0 to 0.69; "-" where the guess was looked up in
+the text and has no Q. <b>Regret</b>: how far, in nats, log P is below that of the target's
+favourite; 0.69 is half as likely. <b>Repetition</b>: the share of 4 tokens in a row that the answer
+had before.<br>Click a token for its round's tree, whose root is the last token before it.</p>"""
+COLUMNS = (
+    f'<div class="columns">{"<section></section>" * 3}</div>'
+    '<div class="scroll"><table class="asked"></table></div>'
+)
+NAMES = ("the target alone", "lossless", "by your dial")
 STYLE = """
 .columns { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 0 1.5rem; }
 .columns .prompt { white-space: pre-wrap; background: var(--raised); padding: .3rem .6rem;
   border-left: 3px solid var(--line); font-size: 13px; max-height: 3.5rem; overflow-y: auto; }
 .columns .figures { white-space: pre-line; font-size: 13px; }
-.columns .scroll { overflow: auto; max-height: 14rem; }
-@media (max-width: 760px) { .columns { grid-template-columns: minmax(0, 1fr); } }
+.scroll { overflow: auto; max-height: 14rem; }
+.scroll::-webkit-scrollbar { height: 8px; width: 8px; }
+.scroll::-webkit-scrollbar-thumb { background: var(--line); }
+.columns { scroll-margin-top: 4rem; }
+.token.first { outline: 2px solid; }
+.asked { font-size: 13px; margin-top: 1rem; white-space: nowrap; }
+@media (max-width: 760px) {
+  .columns { grid-template-columns: minmax(0, 1fr); min-height: 90vh; align-content: start; }
+}
 """
 
 
 def dial_of(rule: str) -> dict | None:
     """The slider of a rule's first field; None where that is no number. Without a bound, or with a
-    far one, it ends at three times the default."""
+    far one, it ends at three times the default, or where a divergence does."""
     from eagle_fsd.rules import RULES
 
     kind = RULES[rule]
@@ -67,7 +89,8 @@ def dial_of(rule: str) -> dict | None:
     if first is None or first.type is str or not isfinite(low):
         return None
     start = low if first.default is MISSING else first.default
-    high = high if high <= 1 else round(min(high, 3 * start or 1), 3)
+    most = LARGEST_JS if first.name == "threshold" else 3 * start or 1
+    high = high if high <= 1 else round(min(high, most), 3)
     step = 1 if first.type is int else 10 ** floor(log10(high - low)) / 100
     exact = f", exact at {kind.lossless_at:g}" if isfinite(kind.lossless_at) else ""
     label = f"Dial: {first.name} of {rule}{exact}"
@@ -81,15 +104,22 @@ def arm_text(rule: str, dial: float, drafter: str) -> str:
     return parse_arm(f"{rule}:{dial:g}@{drafter}").text
 
 
-def figures(made: "eagle_fsd.Answer", own: tuple[float, float], plain: tuple[float, float]) -> str:
-    """The lines under an answer; of it and of plain's are given tokens a second and repetition."""
+def figures(
+    made: "eagle_fsd.Answer", own: tuple[float, float], plain: tuple[float, float]
+) -> dict[str, object]:
+    """The lines under an answer, and its row of what was asked on the page; of it and of plain's
+    are given tokens a second and repetition."""
     regrets = [regret for each in made.rounds for regret in each.regret]
-    return (
-        f"{own[0]:.1f} tokens a second ({own[0] / plain[0]:.2f} of plain's)\n"
-        f"{made.tokens_per_round:.2f} tokens a round, {made.fuzzy_share:.1%} fuzzy\n"
-        f"regret {sum(regrets) / max(1, len(regrets)):.3f} nats a token\n"
-        f"repetition {own[1]:.2f} (plain's {plain[1]:.2f})"
-    )
+    row = [f"{made.tokens_per_round:.2f}", f"{made.fuzzy_share:.1%}"]
+    row += [f"{sum(regrets) / max(1, len(regrets)):.3f}", f"{own[1]:.2f}"]
+    row += [f"{own[0] / plain[0]:.2f}"]
+    lines = [
+        "{} tokens a round, {} fuzzy\nregret {} nats a token\nrepetition {}".format(*row)
+        + f" (plain's {plain[1]:.2f})",
+        f"{own[0]:.1f} tokens a second, {row[-1]} times plain's; one answer is noisy",
+    ]
+    lines += ["ended by the most tokens of an answer"] * (made.finish == "length")
+    return {"words": "\n".join(lines), "row": row}
 
 
 def answer(
@@ -112,7 +142,8 @@ def answer(
 
     def now(words: str) -> tuple[str, dict, list]:
         columns = [{"arm": a.text, "turns": turns} for a, turns in zip(arms, said, strict=True)]
-        return words, {"greedy": not settings["temperature"], "columns": columns}, said
+        greedy, done = not settings["temperature"], words == DONE
+        return words, {"greedy": greedy, "done": done, "columns": columns}, said
 
     def watch(step: object) -> None:
         nonlocal began
@@ -146,30 +177,31 @@ def answer(
                 plain = own if number == 0 else plain
                 turn = traced_turn(trace.taken, [text for text, *_ in made.pieces()], made.thought)
                 turn |= {"prompt": prompt, "answer": made.text[made.thought :]}
-                turn |= {"words": figures(made, own, plain)}
+                turn |= {"arm": f"{each.text}: {NAMES[number]}"} | figures(made, own, plain)
                 # in a list of its own: Gradio sends what differs from what was yielded before
                 said = [*said[:number], [*earlier, turn], *said[number + 1 :]]
                 yield now(f"{each.text} answers.")
                 sent = synchronized_time(device)
                 began += sent - paused  # the clock stands still while it is shown, or traced
-        yield now("All three have answered.")
+        yield now(DONE)
     finally:
         queue.remove(me)
 
 
 def serve(
-    model: "eagle_fsd.Model", queue: list, options: DemoOptions, *, wait: bool = True
+    model: "eagle_fsd.Model", queue: list, options: DemoOptions, *, name: str, wait: bool = True
 ) -> object:
-    """Show the page, until Ctrl-C or in the background: gradio.Blocks, which `close` ends. `queue`
-    is that of `answer`."""
+    """Show the page, until Ctrl-C or in the background: gradio.Blocks, which `close` ends. `name`
+    is the target's, and `queue` that of `answer`."""
     import gradio as gr
 
     from eagle_fsd.drafters.settings import DRAFTERS
     from eagle_fsd.evaluation.report.write_report import page_file
     from eagle_fsd.rules import RULES
 
-    def tell_arm(*chosen: object) -> str:
-        return f"The third arm is `{arm_text(*chosen)}`, as commands take it by `--arm`."
+    def tell_arm(rule: str, dial: float, drafter: str) -> str:
+        what = " ".join(getdoc(RULES[rule]).split("\n\n")[0].split())
+        return f"{what} In commands: `--arm {arm_text(rule, dial, drafter)}`"
 
     def ask(said: list, prompt: str, temperature: float, budget: int, *chosen: object) -> Iterator:
         settings = {"temperature": temperature, "max_new_tokens": budget}
@@ -183,14 +215,14 @@ def serve(
     if model.draft_model is None:
         drafters = [name for name in drafters if not DRAFTERS[name].needs_draft_model]
     with gr.Blocks(title="Fuzzy speculative decoding", analytics_enabled=False) as page:
-        gr.Markdown("## Fuzzy speculative decoding: turn the dial and look")
+        gr.Markdown(INTRODUCTION.format(target=name))
         prompt = gr.Textbox([*PROMPTS.values()][0], label="Prompt", lines=2, max_lines=6)
         gr.Examples([[text] for text in PROMPTS.values()], prompt, example_labels=[*PROMPTS])
         with gr.Row():
             rule = gr.Dropdown([*dials], value="fsd", label="Rule", min_width=120)
             drafter = gr.Dropdown(drafters, value="hybrid", label="Drafter", min_width=120)
             dial = gr.Slider(**dials["fsd"], scale=2)
-        with gr.Row():
+        with gr.Accordion("Temperature, most tokens", open=False):
             temperature = gr.Slider(0, 1.5, 0, step=0.1, label="Temperature")
             budget = gr.Slider(16, 512, 128, step=16, label="Most tokens of an answer")
         chosen = [rule, dial, drafter]
@@ -200,8 +232,8 @@ def serve(
             further = gr.Button("Answer as a further turn")
             stop = gr.Button("Stop")
         status, none, said = gr.Markdown(), gr.State([[], [], []]), gr.State([[], [], []])
-        columns = gr.HTML(html_template=COLUMNS, js_on_load="drawDemo(element, props, watch)")
         gr.HTML(WORDS)
+        columns = gr.HTML(html_template=COLUMNS, js_on_load="drawDemo(element, props, watch)")
         # a rule's own dial first, and only then what the two say
         turned = rule.change(lambda name: gr.Slider(**dials[name]), rule, dial, **QUIET)
         for changed in (turned.then, dial.change, drafter.change):
@@ -233,7 +265,8 @@ def run(options: DemoOptions, model_options: ModelOptions) -> None:
     from eagle_fsd.arms import parse_arm
 
     drafts = ["exact", *["exact@language_model"][: bool(model_options.draft_model)]]
-    serve(model_options.load([*map(parse_arm, drafts)]), [], options)
+    model = model_options.load([*map(parse_arm, drafts)])
+    serve(model, [], options, name=model_options.target)
 
 
 if __name__ == "__main__":

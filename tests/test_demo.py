@@ -184,23 +184,33 @@ def test_a_prompt_is_typed_a_slider_moved_and_fuzzy_tokens_are_seen(
     page.get_by_label("Prompt").fill("Hello <b>you</b>")
     page.get_by_label("Rule").click()
     page.get_by_role("option", name="random", exact=True).click()
-    page.get_by_text("The third arm is random:0.05@hybrid").wait_for()
+    page.get_by_text("--arm random:0.05@hybrid").wait_for()
     slider = page.locator("input[type=range]").first
     slider.focus()
     for _ in range(45):
         slider.press("ArrowRight")
-    page.get_by_text("The third arm is random:0.5@hybrid").wait_for()
+    page.get_by_text("--arm random:0.5@hybrid").wait_for()
+    page.get_by_text("Temperature, most tokens").click()
     budget = page.get_by_label("number input for Most tokens")
     budget.fill("32")
     budget.press("Tab")
     page.get_by_role("button", name="Answer", exact=True).click()
     page.get_by_text("All three have answered.").wait_for()
     plain, exact, chosen = page.locator("section").all()
+    heads = [each.locator("h3").inner_text() for each in (plain, exact, chosen)]
+    assert heads == [
+        "plain: the target alone",
+        "exact@hybrid: lossless",
+        "random:0.5@hybrid: by your dial",
+    ]
+    asked = page.locator(".asked tr").all_inner_texts()
+    assert len(asked) == 3 and "exact@hybrid" in asked[1] and "random:0.5@hybrid" in asked[2]
     for column in (plain, exact, chosen):
         assert column.locator(".prompt").inner_text() == "Hello <b>you</b>"
         assert "tokens a second" in column.locator(".figures").inner_text()
     assert not plain.locator(".fuzzy").count() and not exact.locator(".fuzzy").count()
     token = chosen.locator(".token.fuzzy").first
+    assert chosen.locator(".token.first").count() == 1 and "first" in token.get_attribute("class")
     token.hover()
     tip = page.locator(".tip").inner_text()
     assert "exact would have emitted" in tip and "regret" in tip and "D " in tip
@@ -218,7 +228,7 @@ def test_a_page_that_is_closed_or_asks_anew_gives_up_its_place(model, open_page)
     """And one that waits for another says so, and answers then. Bug held down: Gradio began no
     answer in the place of one that it had cancelled."""
     queue, port = [before := object()], free_port()
-    page = demo.serve(model, queue, demo.DemoOptions(port=port), wait=False)
+    page = demo.serve(model, queue, demo.DemoOptions(port=port), name="tiny", wait=False)
     try:
         first, second = open_page(port), open_page(port)
         for each, places in ((first, 2), (second, 3)):

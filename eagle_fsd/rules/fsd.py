@@ -102,7 +102,8 @@ class ChildRule(Rule):
 
 @dataclass(frozen=True)
 class Random(ChildRule):
-    """Takes a child with probability `rate`; 0 is exact, 1 accepts all."""
+    """The exact token if it was drafted; else, with probability `rate`, a draft by chance: the
+    control that every test must beat. 0 is exact, 1 accepts all."""
 
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     rate: float = 0.05
@@ -114,7 +115,8 @@ class Random(ChildRule):
 
 @dataclass(frozen=True)
 class Fsd(ChildRule):
-    """The exact token if it is a child, else a drafted child where D passes.
+    """The exact token if it was drafted; else a draft, if the divergence D of target and drafter in
+    its place is at most the threshold. FSD in its author's form of 2026.
 
     Attributes:
         threshold: T; 0 passes nowhere, `inf` wherever D is a number.
@@ -150,7 +152,8 @@ class Fsd(ChildRule):
 
 @dataclass(frozen=True)
 class FsdPaper(Fsd):
-    """A drafted child where D passes, else the exact token ends the round, child or not.
+    """A draft wherever the divergence D is at most the threshold, else the exact token, which ends
+    the round even if it was drafted. FSD as it was published.
 
     Emitted distribution where D passes: choice(c), so TV = 1 - P(c) for a fixed choice.
     """

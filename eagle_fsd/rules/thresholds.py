@@ -50,8 +50,10 @@ class TokenRule(Rule):
 
 @dataclass(frozen=True)
 class Ratio(TokenRule):
-    """Its `limit` c, nats, is a floor on the ratio P(token) / P(argmax), e^-c: 0 is exact, `inf`
-    accepts all."""
+    """The exact token if it was drafted; else the draft of least regret, if that is at most the
+    `limit`, in nats. 0 is exact, `inf` accepts all.
+
+    It is a floor on the ratio P(token) / P(argmax), e^-limit."""
 
     limit: float = 1.0
 
@@ -61,8 +63,10 @@ class Ratio(TokenRule):
 
 @dataclass(frozen=True)
 class Typical(TokenRule):
-    """Its `epsilon` is the probability that is enough wherever P is not flat; smaller is looser,
-    `inf` is exact. exp(-H) is the probability of a uniform choice of P's entropy."""
+    """The exact token if it was drafted; else the draft of least regret, if its probability is
+    above `epsilon`, or above less where the target is unsure. Smaller is looser, `inf` is exact.
+
+    exp(-H) is the probability of a uniform choice of P's entropy."""
 
     columns: ClassVar[tuple[str, ...]] = (*TokenRule.columns, "raw_prob", "entropy")
     lossless_at: ClassVar[float] = math.inf
@@ -76,8 +80,8 @@ class Typical(TokenRule):
 
 @dataclass(frozen=True)
 class Relaxed(TokenRule):
-    """Its `delta` is how far a draft's probability may be below the best one's; larger is looser,
-    0 is exact."""
+    """The exact token if it was drafted; else the draft of least regret, if its probability is at
+    most `delta` below the best one's. Larger is looser, 0 is exact."""
 
     columns: ClassVar[tuple[str, ...]] = (*TokenRule.columns, "top1", "rank")
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
