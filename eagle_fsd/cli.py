@@ -62,7 +62,8 @@ def parse(parser: HfArgumentParser, arguments: list[str] | None = None) -> tuple
         name = name.lstrip("-").replace("-", "_")
         meant = nearest(ELSEWHERE.get(name, name), known, before="--")
         raise BadInput(f"unknown arguments {' '.join(unknown)}{meant}; --help lists what is known")
-    if getattr(read, "plugin", None) == "":
+    # where the tables are loaded, a program may have put rules of its own there
+    if getattr(read, "plugin", None) == "" and "eagle_fsd.rules" not in sys.modules:
         check_own_names([*getattr(read, "arms", []), getattr(read, "arm", PLAIN)])
     parsed = parser.parse_args_into_dataclasses(arguments)
     for options in parsed:
@@ -89,7 +90,10 @@ def ended_by(work: Callable[[], None]) -> None:
     except BadInput as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on from what it has saved", file=sys.stderr)
+        print(
+            "interrupted: the same command goes on from what it has saved, if anything",
+            file=sys.stderr,
+        )
         sys.exit(130)  # as a shell reports it
 
 

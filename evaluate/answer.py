@@ -56,7 +56,7 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
     arm.check_answers()
     arm.check(sampling.sampling())
     StopConfig(options.max_new_tokens)  # checked before weights load
-    if os.path.isdir(options.html) or os.path.isfile(os.path.dirname(options.html)):
+    if os.path.isdir(options.html) or any(map(os.path.isfile, Path(options.html).parents)):
         raise BadInput(f"--html {options.html} is a folder, or lies in a file: name a file")
     model = model_options.load([arm])
     trace = TurnTrace(model, arm) if options.html else None

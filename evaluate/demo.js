@@ -1,7 +1,7 @@
 "use strict";
-// Draws what evaluate/demo.py sends: {greedy, columns}, a column {arm, turns}, a turn as answer.js of
-// the report reads it, with its prompt, and its figures in `words`. `root`, `props` and `watch` are
-// what Gradio gives a component's script.
+// Draws what evaluate/demo.py sends: {greedy, done, columns}, a column {turns}, a turn as answer.js of
+// the report reads it, with its arm and prompt, its figures in `words`, and its `row` of what was
+// asked. `root`, `props` and `watch` are what Gradio gives a component's script.
 const HEADS = ["prompt", "arm", "tokens a round", "fuzzy", "regret", "repetition", "times plain's speed"];
 function drawDemo(root, props, watch) {
   const { element, takeThought, tracedTokens, showTips, drawTree } = drawing;
@@ -31,9 +31,10 @@ function drawDemo(root, props, watch) {
     showRound(turn.rounds.length - 1);
   }
 
-  let asked = false; // and nothing of the answer seen
+  let asked = false; // and nothing of the answer drawn
   const drawn = []; // a column stays as it is while another one grows, with what is open in it
   function draw() {
+    let answered = false;
     props.value.columns.forEach(({ turns }, number) => {
       const now = JSON.stringify(turns);
       const column = root.querySelectorAll("section")[number];
@@ -41,11 +42,12 @@ function drawDemo(root, props, watch) {
       column.replaceChildren();
       turns.forEach((turn) => showTurn(column, turn));
       drawn[number] = now;
+      answered ||= turns.length > 0;
     });
-    if (asked && root.textContent.trim() && root.getBoundingClientRect().top > innerHeight / 2) {
+    if (asked && answered && root.getBoundingClientRect().top > innerHeight / 2) {
       root.firstElementChild.scrollIntoView(); // on a small screen, once for what is asked
     }
-    asked &&= !root.textContent.trim();
+    asked &&= !answered;
     if (props.value.done) tabulate(props.value.columns.map(({ turns }) => turns.at(-1)));
   }
 
@@ -60,7 +62,7 @@ function drawDemo(root, props, watch) {
     for (const { prompt, arm, row } of answers) addRow([prompt.slice(0, 30), arm.split(": ")[0], ...row]);
   }
 
-  document.addEventListener("click", ({ target }) => { asked ||= /^\s*Answer/.test(target.textContent); });
+  document.addEventListener("click", ({ target }) => { asked ||= /^\s*Answer/.test(target.closest?.("button")?.textContent); });
   const tip = document.body.appendChild(element("div", { className: "tip", hidden: true }));
   showTips(root, tip);
   watch("value", draw);

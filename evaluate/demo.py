@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
 from inspect import getdoc
-from math import floor, isfinite, log, log10
+from math import floor, inf, isfinite, log, log10
 from pathlib import Path
 
 import eagle_fsd
@@ -46,12 +46,13 @@ INTRODUCTION = """## Fuzzy speculative decoding: turn the dial and look
 A small drafter guesses some tokens ahead, and **{target}**, the *target*, checks all guesses in one
 pass, a *round*. One prompt is answered three times. **Plain** is the target without guesses.
 **Exact** keeps the guesses that the target would have written itself, so its text is plain's. The
-**third** also keeps guesses that only come close, by a rule whose dial you turn: further up a round
-has more tokens, and the text is less the target's own, until it breaks or repeats itself."""
+**third** also keeps guesses that only come close, by a rule whose dial you turn: the looser, the
+more tokens a round has, and the less the text is the target's own, until it breaks or repeats
+itself."""
 WORDS = """<p class="small"><span class="token fuzzy first">Fuzzy</span>: a guess that exact would
-have replaced; up to the first, framed one the text is exact's. Point at it, or tap it, to see what
-the target would have said. <span class="token draft">Accepted guesses</span> of this colour are
-what the target would have written, as tokens without a colour are.<br>
+have replaced; in a first turn the text is exact's up to the first, framed one. Point at it, or tap
+it, to see what the target would have said. <span class="token draft">Accepted guesses</span> of
+this colour are what the target would have written, as tokens without a colour are.<br>
 <b>P</b>, <b>Q</b>: a token's probability by target and by drafter. <b>D</b>: how far apart the two
 are in its place, by Jensen-Shannon divergence, from 0 to 0.69; "-" where the guess was looked up in
 the text and has no Q. <b>Regret</b>: how far, in nats, log P is below that of the target's
@@ -83,16 +84,18 @@ def dial_of(rule: str) -> dict | None:
     """The slider of a rule's first field; None where that is no number. Without a bound, or with a
     far one, it ends at three times the default, or where a divergence does."""
     from eagle_fsd.rules import RULES
+    from eagle_fsd.rules.fsd import Fsd
 
     kind = RULES[rule]
     first, (low, high) = next(iter(fields(kind)), None), kind.bounds
     if first is None or first.type is str or not isfinite(low):
         return None
     start = low if first.default is MISSING else first.default
-    most = LARGEST_JS if first.name == "threshold" else 3 * start or 1
+    most = LARGEST_JS if issubclass(kind, Fsd) else 3 * start or 1
     high = high if high <= 1 else round(min(high, most), 3)
     step = 1 if first.type is int else 10 ** floor(log10(high - low)) / 100
     exact = f", exact at {kind.lossless_at:g}" if isfinite(kind.lossless_at) else ""
+    exact = ", smaller is looser" if kind.lossless_at == inf else exact
     label = f"Dial: {first.name} of {rule}{exact}"
     return {"minimum": low, "maximum": high, "value": start, "step": step, "label": label}
 
@@ -141,7 +144,7 @@ def answer(
     arms = [parse_arm("plain"), chosen.with_rule(RULES["exact"]()), chosen]
 
     def now(words: str) -> tuple[str, dict, list]:
-        columns = [{"arm": a.text, "turns": turns} for a, turns in zip(arms, said, strict=True)]
+        columns = [{"turns": turns} for turns in said]
         greedy, done = not settings["temperature"], words == DONE
         return words, {"greedy": greedy, "done": done, "columns": columns}, said
 

@@ -115,6 +115,7 @@ def test_files(tmp_path):
         ("a.xlsx", b"PK\x03\x04....", "line 1 is no record: .*; give JSON lines"),
         ("a.jsonl", '"u"\n{"prompt": "\u00e9"}'.encode("latin-1"), "line 2 .*UTF-8"),
         ("a.txt", "u\n\u00e9".encode("latin-1"), "line 2 .*UTF-8"),
+        ("a.json", '[\n"u",\n{"prompt": "\u00e9"}]'.encode("latin-1"), "line 3 .*UTF-8"),
         ("a.jsonl", b'"u"\n{"prompt": \n', "line 2"),
         ("a.csv", b"prompt\nHello, you\n", "line 1 is no record: .*; give JSON lines"),
         ("a.jsonl.gz", gzip.compress(b"x" * 99, mtime=0)[:-9], "damaged"),

@@ -66,11 +66,22 @@ def test_verdicts():
     row = summarize(HAND)[3]
     loops = row | {"repetition_minus_plain": {"value": 0.18}}
     assert tables.verdict(loops) == f"{fuzzy}, 18 % more of its text repeated than of plain's"
+    drawn = tables.verdict(row, sampled=True)
+    assert drawn.endswith(f"a TV of {row['tv_per_token']['value']:.3f} per token")
     score = {"score": "last_number", "mean": {"value": 0.5}, "vs_plain": {"value": -0.25}}
     scored = f"last_number 0.500 (-0.250 against plain), {fuzzy}"
     assert tables.verdict(row, score=score) == scored
     # bug held down: of plain, where nothing was timed, stood "nothing to compare with"
     assert tables.verdict(summarize(HAND, timed=False)[1]) == "3.3 tokens per answer"
+
+
+def test_a_run_above_temperature_0_is_told_by_its_tv():
+    session = {"session": "1", "timed": False}
+    for temperature, told in ((0.0, "a regret of"), (0.7, "a TV of")):
+        seen = {"temperature": temperature, "session": "1"}
+        records = {arm: [row | seen for row in rows] for arm, rows in HAND.items()}
+        run = RunData("", {}, [session], records)
+        assert told in run.verdict(run.rows[3])
 
 
 def test_a_speed_that_noise_explains_is_no_gain():

@@ -92,7 +92,9 @@ class Coupled(Rule):
 @dataclass(frozen=True)
 class PathRule(Coupled):
     """The way through the whole tree on which tokens less regret / price is largest: it pays at
-    most `price` nats of regret for a further token. See the top of this file.
+    most `price` nats of regret for a further token.
+
+    See the top of this file.
 
     Attributes:
         price: b, nats paid for a further token; larger is looser.

@@ -149,6 +149,9 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
             lines: Iterable[str] = file
             if kind == ".json" or first == "[":
                 text = file.read()
+                for number, line in enumerate(io.StringIO(text), start=1):  # noqa: B007, for what is told
+                    check_text(line)
+                number = 0
                 try:
                     records = _parsed(text)
                 except json.JSONDecodeError as error:
