@@ -1,5 +1,5 @@
 "use strict";
-// Draws what evaluate/demo.py sends: {greedy, done, columns}, a column {turns}, a turn as answer.js of
+// Draws what evaluate/demo.py sends: {greedy, done, columns}, a column its turns, a turn as answer.js of
 // the report reads it, with its arm and prompt, its figures in `words`, and its `row` of what was
 // asked. `root`, `props` and `watch` are what Gradio gives a component's script.
 const HEADS = ["prompt", "arm", "tokens a round", "fuzzy", "regret", "repetition", "times plain's speed"];
@@ -35,7 +35,7 @@ function drawDemo(root, props, watch) {
   const drawn = []; // a column stays as it is while another one grows, with what is open in it
   function draw() {
     let answered = false;
-    props.value.columns.forEach(({ turns }, number) => {
+    props.value.columns.forEach((turns, number) => {
       const now = JSON.stringify(turns);
       const column = root.querySelectorAll("section")[number];
       if (drawn[number] === now) return;
@@ -48,7 +48,7 @@ function drawDemo(root, props, watch) {
       root.firstElementChild.scrollIntoView(); // on a small screen, once for what is asked
     }
     asked &&= !answered;
-    if (props.value.done) tabulate(props.value.columns.map(({ turns }) => turns.at(-1)));
+    if (props.value.done) tabulate(props.value.columns.map((turns) => turns.at(-1)));
   }
 
   /* What was answered on this page so far: a row for exact and one for the third answer. */

@@ -94,9 +94,10 @@ def dial_of(rule: str) -> dict | None:
     most = LARGEST_JS if issubclass(kind, Fsd) else 3 * start or 1
     high = high if high <= 1 else round(min(high, most), 3)
     step = 1 if first.type is int else 10 ** floor(log10(high - low)) / 100
-    exact = f", exact at {kind.lossless_at:g}" if isfinite(kind.lossless_at) else ""
-    exact = ", smaller is looser" if kind.lossless_at == inf else exact
-    label = f"Dial: {first.name} of {rule}{exact}"
+    hint = f", exact at {kind.lossless_at:g}" if isfinite(kind.lossless_at) else ""
+    if kind.lossless_at == inf:
+        hint = ", smaller is looser"
+    label = f"Dial: {first.name} of {rule}{hint}"
     return {"minimum": low, "maximum": high, "value": start, "step": step, "label": label}
 
 
@@ -113,15 +114,22 @@ def figures(
     """The lines under an answer, and its row of what was asked on the page; of it and of plain's
     are given tokens a second and repetition."""
     regrets = [regret for each in made.rounds for regret in each.regret]
-    row = [f"{made.tokens_per_round:.2f}", f"{made.fuzzy_share:.1%}"]
-    row += [f"{sum(regrets) / max(1, len(regrets)):.3f}", f"{own[1]:.2f}"]
-    row += [f"{own[0] / plain[0]:.2f}"]
-    lines = [
-        "{} tokens a round, {} fuzzy\nregret {} nats a token\nrepetition {}".format(*row)
-        + f" (plain's {plain[1]:.2f})",
-        f"{own[0]:.1f} tokens a second, {row[-1]} times plain's; one answer is noisy",
+    row = [
+        f"{made.tokens_per_round:.2f}",
+        f"{made.fuzzy_share:.1%}",
+        f"{sum(regrets) / max(1, len(regrets)):.3f}",
+        f"{own[1]:.2f}",
+        f"{own[0] / plain[0]:.2f}",
     ]
-    lines += ["ended by the most tokens of an answer"] * (made.finish == "length")
+    gain, fuzzy, regret, repeated, speed = row
+    lines = [
+        f"{gain} tokens a round, {fuzzy} fuzzy",
+        f"regret {regret} nats a token",
+        f"repetition {repeated} (plain's {plain[1]:.2f})",
+        f"{own[0]:.1f} tokens a second, {speed} times plain's; one answer is noisy",
+    ]
+    if made.finish == "length":
+        lines.append("ended by the most tokens of an answer")
     return {"words": "\n".join(lines), "row": row}
 
 
@@ -144,9 +152,8 @@ def answer(
     arms = [parse_arm("plain"), chosen.with_rule(RULES["exact"]()), chosen]
 
     def now(words: str) -> tuple[str, dict, list]:
-        columns = [{"turns": turns} for turns in said]
         greedy, done = not settings["temperature"], words == DONE
-        return words, {"greedy": greedy, "done": done, "columns": columns}, said
+        return words, {"greedy": greedy, "done": done, "columns": said}, said
 
     def watch(step: object) -> None:
         nonlocal began

@@ -54,7 +54,7 @@ def test_what_is_sent_grows_to_the_answers_of_the_three_arms(model):
     assert words == "All three have answered." and shown["greedy"]
     arms = ["plain", "exact@hybrid", ARM]
     for column, arm in zip(shown["columns"], arms, strict=True):
-        (turn,) = column["turns"]
+        (turn,) = column
         assert turn["arm"].startswith(f"{arm}: ")
         made = eagle_fsd.generate(model, "Hello", arm=arm, **SETTINGS)
         assert "".join(turn["texts"]) == turn["answer"] == made.text
@@ -64,13 +64,13 @@ def test_what_is_sent_grows_to_the_answers_of_the_three_arms(model):
         assert told in turn["words"] and "repetition" in turn["words"]
     assert any(made.fuzzy)
     *_, (_, shown, _) = demo.answer(model, [], said, "More", ARM, SETTINGS)
-    before, turn = shown["columns"][2]["turns"]
+    before, turn = shown["columns"][2]
     talk = [("user", "Hello"), ("assistant", before["answer"]), ("user", "More")]
     messages = [{"role": role, "content": content} for role, content in talk]
     made = eagle_fsd.generate(model, messages, arm=ARM, **SETTINGS)
     assert "".join(turn["texts"]) == made.text
     *_, (_, shown, _) = demo.answer(model, [], [said[0] * 2, *said[1:]], "More", ARM, SETTINGS)
-    assert [len(column["turns"]) for column in shown["columns"]] == [2, 2, 2]
+    assert [len(column) for column in shown["columns"]] == [2, 2, 2]
 
 
 def test_answers_take_turns_and_one_that_is_closed_frees_the_model(model):
