@@ -18,7 +18,7 @@ from eagle_fsd.messages import read_system
 from eagle_fsd.models.chat import prompt_ids
 
 HEAD = ROOT / "checkpoints/smollm2-135m-eagle2"
-NEEDS = ("VLLM_ENV", "QUESTIONS", "DATA", "IFEVAL", "GSM8K", "MINUTES")
+NEEDS = ("VLLM_ENV", "QUESTIONS", "DATA", "IFEVAL", "PART", "MINUTES")
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,10 @@ NEEDS = ("VLLM_ENV", "QUESTIONS", "DATA", "IFEVAL", "GSM8K", "MINUTES")
         ("ablate_head.sh", {}, "QUESTIONS= is no file"),
         ("ablate_head.sh", {"QUESTIONS": __file__, "STEPS": "7x"}, "STEPS=7x must be"),
         ("learning_curve.sh", {"QUESTIONS": __file__}, "DATA= is not there"),
-        ("evaluate_smollm2.sh", {"GSM8K": "nowhere"}, "nowhere is no file"),
+        ("figures.sh", {}, "'' is no file"),
+        ("figures.sh", {"QUESTIONS": __file__, "IFEVAL": "nowhere"}, "'nowhere' is no file"),
+        ("figures.sh", {"QUESTIONS": __file__, "PART": "0"}, "PART=0 must be"),
+        ("figures.sh drafter", {"QUESTIONS": __file__}, "drafter is no page"),
         ("train_smollm2_head.sh", {"MINUTES": "1"}, "MINUTES=1"),
         ("setup.sh everything", {}, "everything is no step"),
         ("setup.sh", {}, "python3.x is none; name one with PYTHON"),
