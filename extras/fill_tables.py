@@ -4,14 +4,14 @@
 
 A source is a folder of evaluate/mt_bench.py or tasks.py, or a file of tables such as replay.json or
 reader.json; A+B is one source. A table takes its numbers from the first source that has them all,
-and keeps the digits, signs and brackets of its cells. What stays as it was is named on standard
-error: tables of which no source has every row, and columns that no source knows. The sentences
-stay too, and are to be read again.
+and keeps the digits and brackets of its cells. A column that no source knows is then marked "(old)"
+in its title. A table keeps its numbers, and is marked by a line above it, where no source has each
+of them, has two for a cell, or where a cell holds more than a number. Sentences stay as they are.
 """
 
 import argparse
+import math
 import re
-import sys
 from pathlib import Path
 
 from eagle_fsd.cli import ended_by
@@ -21,23 +21,32 @@ from eagle_fsd.evaluation.run_data import read_run
 from eagle_fsd.evaluation.tables import cell_text
 from eagle_fsd.runs.jsonl import read_json
 
-TABLE = re.compile(r"(?:^\|.*\n)+", re.M)
+TABLE = re.compile(r"(?:^\|.*(?:\n|\Z))+", re.M)
+# bold or not, then perhaps an interval and the smallest difference that would show
 NUMBER = re.compile(
-    r"[+-]?\d+(?:\.(?P<digits>\d+))?(?P<bold>\**)(?P<interval> \[[^]]*\])?( \([^)]*\))?"
+    r"(?P<bold>\**)[+-]?\d+(?:\.(?P<digits>\d+))?\**(?P<interval> \[[^]]+\])?(?: \(\d[\d.]*\))?"
 )
 # the columns that name a row of a table: the first of these that it has
 NAMES = (("line", GAIN), ("temperature", "arm"), ("arm",), ("level",))
 # title of a column -> key of a source's rows
 KEYS = {metric.label: key for key, metric in METRICS.items()} | {
-    **{name: name for name in ("line", "temperature", "arm", "level")},
-    **{"gain": GAIN, "over exact": GAIN, "over plain": "speed_vs_plain"},
-    **{"over generate": "speed_vs_generate", "log p - plain": "mean_logp_minus_plain"},
-    **{"repetition, less plain's": "repetition_minus_plain"},
-    **{"new, less plain's": "new_logp_per_character_minus_plain"},
-    **{"new text by the reader - plain": "new_logp_per_character_minus_plain"},
-    **{"regret less `path`'s": "regret_per_token_minus"},
-    **{"new, less `path`'s": "new_logp_per_character_minus"},
-    **{"top-1": "top1", "top-8": "top8", "JS": "js"},
+    "line": "line",
+    "temperature": "temperature",
+    "arm": "arm",
+    "level": "level",
+    "gain": GAIN,
+    "over exact": GAIN,
+    "over plain": "speed_vs_plain",
+    "over generate": "speed_vs_generate",
+    "log p - plain": "mean_logp_minus_plain",
+    "repetition, less plain's": "repetition_minus_plain",
+    "new, less plain's": "new_logp_per_character_minus_plain",
+    "new text by the reader - plain": "new_logp_per_character_minus_plain",
+    "regret less `path`'s": "regret_per_token_minus",
+    "new, less `path`'s": "new_logp_per_character_minus",
+    "top-1": "top1",
+    "top-8": "top8",
+    "JS": "js",
 }
 
 
@@ -55,74 +64,77 @@ def rows_of(source: str) -> list[dict]:
 
 
 def cells_of(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+    return [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
 
 
 def is_named(row: dict, names: dict[str, str]) -> bool:
     """Whether a source's row is the one that these cells name."""
-    for key, cell in names.items():
-        value = row.get(key)
-        if isinstance(value, float | int) and NUMBER.fullmatch(cell):
-            if value != float(cell):
-                return False
-        elif value != cell.strip("`*"):
-            return False
-    return True
+
+    def alike(value: object, cell: str) -> bool:
+        if isinstance(value, float | int) and re.fullmatch(r"[\d.]+", cell):
+            return value == float(cell)
+        return value == cell.strip("`*")
+
+    return all(alike(row.get(key), cell) for key, cell in names.items())
+
+
+def found_in(rows: list[dict], key: str) -> object:
+    """What these rows of one arm say of a metric; None where that is nothing, or two things."""
+    found = [row[key] for row in rows if row.get(key) is not None]
+    numbers = [value["value"] if isinstance(value, dict) else value for value in found]
+    if not found or None in numbers or not all(math.isclose(n, numbers[0]) for n in numbers):
+        return None
+    return next((value for value in found if isinstance(value, dict)), found[0])
 
 
 def filled(old: str, value: object) -> str | None:
-    """The cell with another number, written as the old one; None where there is none to write."""
-    found = NUMBER.search(old)
-    if found is None:  # "-", or empty: what this arm does not have
+    """The cell with another number, written as the old one; None where that can't be."""
+    if old in ("", "-"):  # what this arm does not have
         return old
-    if isinstance(value, dict) and not found["interval"]:
-        value = value["value"]
-    if value is None or isinstance(value, dict) and value["value"] is None:
+    form = NUMBER.fullmatch(old)
+    if form is None or value is None:
         return None
-    form = f"{'+' if found[0][0] in '+-' else ''}.{len(found['digits'] or '')}f"
-    if isinstance(value, dict) and not found[0].endswith(")"):
+    if isinstance(value, dict) and not form["interval"]:
+        value = value["value"]
+    elif isinstance(value, dict) and not old.endswith(")"):
         value = value | {"detectable": None}
-    number, *brackets = cell_text(value, form).partition(" ")
-    return old[: found.start()] + number + found["bold"] + "".join(brackets) + old[found.end() :]
+    number = old[len(form["bold"])]
+    spec = f"{'+' if number in '+-' else ''}.{len(form['digits'] or '')}f"
+    number, *brackets = cell_text(value, spec).partition(" ")
+    if form["digits"] is None and float(number) != value:  # the 0 of exact, and no rounded number
+        return None
+    return form["bold"] + number + form["bold"] + "".join(brackets)
 
 
-def fill(table: str, rows: list[dict]) -> tuple[str, list[str]] | None:
-    """The table with the numbers of a source's rows, and the titles of the columns that stay; None
-    where the source lacks a number of it."""
+def fill(table: str, rows: list[dict]) -> str | None:
+    """The table with the numbers of a source's rows; None where these lack a number of it."""
     header, line, *body = table.splitlines()
-    titles = cells_of(header)
-    keys = [KEYS.get(title) for title in titles]
+    keys = [KEYS.get(title) for title in cells_of(header)]
     names = next((names for names in NAMES if set(names) <= set(keys)), None)
     if names is None:
         return None
-    lines = [header, line]
+    marks = ["" if key else " (old)" for key in keys]
+    titles = [title + mark for title, mark in zip(cells_of(header), marks, strict=True)]
+    lines = [f"| {' | '.join(titles)} |", line]
     for old in map(cells_of, body):
-        named = {key: cell for key, cell in zip(keys, old, strict=True) if key in names}
-        mine = [row for row in rows if is_named(row, named)]
-        new = []
-        for key, cell in zip(keys, old, strict=True):
-            value = next((row[key] for row in mine if row.get(key) is not None), None)
-            new.append(cell if key is None or key in names else filled(cell, value))
+        cells = dict(zip(keys, old, strict=True))
+        mine = [row for row in rows if is_named(row, {name: cells[name] for name in names})]
+        new = [
+            cell if key is None or key in names else filled(cell, found_in(mine, key))
+            for key, cell in zip(keys, old, strict=True)
+        ]
         if not mine or None in new:
             return None
         lines.append(f"| {' | '.join(new)} |")
-    return "\n".join(lines) + "\n", [
-        title for title, key in zip(titles, keys, strict=True) if key is None
-    ]
+    return "\n".join(lines) + "\n"
 
 
 def fill_page(page: Path, sources: list[str]) -> None:
     all_rows = [rows_of(source) for source in sources]
 
     def fill_table(match: re.Match) -> str:
-        for rows in all_rows:
-            if found := fill(match[0], rows):
-                text, kept = found
-                if kept:
-                    print(f"kept in {page}: the column {', '.join(kept)}", file=sys.stderr)
-                return text
-        print(f"kept in {page}: the table {match[0].splitlines()[0]}", file=sys.stderr)
-        return match[0]
+        made = (fill(match[0], rows) for rows in all_rows)
+        return next(filter(None, made), f"*(Not made anew.)*\n\n{match[0]}")
 
     print(TABLE.sub(fill_table, page.read_text(encoding="utf-8")), end="")
 

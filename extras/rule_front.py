@@ -6,9 +6,10 @@
 A row is a line of arms (they differ in their rule's value only) at one of the gains in tokens a
 round over exact. A line begins at exact, which loses nothing. It is read as linear between two
 neighbours at most WIDEST apart in gain, where it first has the gain (evaluation/curves.py); a gain
-that it does not reach so has no row. The last column is the first cost, less that of the line of
-`path`, or of another rule that is named second, with the same drafter and guards at the same gain,
-question by question. A score is one that evaluate/tasks.py has given to the run's answers.
+that it does not reach so has no row. The first cost is regret, above temperature 0 TV. The last
+column is it less that of the line of `path`, or of another rule that is named second, with the same
+drafter and guards at the same gain, question by question. A score is one that evaluate/tasks.py has
+given to the run's answers.
 """
 
 import argparse
@@ -56,7 +57,6 @@ REGRET = metric_cost("regret_per_token", "regret/token", ".3f", False)
 TV = metric_cost("tv_per_token", "TV/token", ".3f", False)
 REPETITION = metric_cost("repetition", "repetition - plain", "+.3f", True, interval=False)
 COSTS = (
-    REGRET,
     metric_cost("fuzzy_share", "fuzzy share", ".3f", False),
     metric_cost("mean_logp", "log p/token - plain", "+.3f", True),
     REPETITION,
@@ -177,7 +177,7 @@ def front(folder: Path, rule: str, score: str = "", plugin: str = "") -> None:
     if plugin:
         load_plugin(plugin)
     run = read_run(folder)
-    costs = (score_cost(folder, score),) if score else COSTS
+    costs = (score_cost(folder, score),) if score else (TV if run.sampled else REGRET, *COSTS)
     rows = at_equal_gain(run, costs, rule)
     shared = shared_questions(run.records)
     solved = ""

@@ -60,7 +60,7 @@ def test_what_a_run_writes_and_may_be_continued_with(call, models, tmp_path):
     assert found["plain"]["tokens_per_round"]["value"] == 1
 
     planned = call(BENCH, *options, "--questions", 2, "--arms", "plain", "--plan")
-    assert ": 1 answers are to be made, 1 are there; " in planned
+    assert ": answers to be made: 1, already there: 1; " in planned
     assert re.search(r"hours, and [0-9.]+ GB\nseconds of an answer: plain [0-9.]+\n", planned)
     assert len(rows(tmp_path / "run/records/plain.jsonl")) == 1
 

@@ -109,7 +109,7 @@ class Bench:
         hours = sum(seconds[name] * count for name, count in counts.items()) / 3600
         hours /= self.processes.count
         there = len(self.questions) * len(self.arms) * self.options.num_choices - len(left)
-        text = f"{self.name}: {len(left)} answers are to be made, {there} are there"
+        text = f"{self.name}: answers to be made: {len(left)}, already there: {there}"
         if left:
             text += f"; {hours:.2g} hours, and {held_gigabytes(self.model.target.device):.3g} GB"
         slowest = sorted(counts, key=lambda name: -seconds[name])

@@ -7,13 +7,11 @@ from commands import ROOT, load_command
 
 FILL = load_command("extras/fill_tables.py")
 PAGE = """\
-# What does it gain?
-
 **`fsd:0.3` gains 1.08.**
 
 | arm | drafts | gain | regret/token | log p - plain |
 |---|---|---|---|---|
-| plain | | - | 0.000 | +0.00 |
+| plain |  | - | 0 | +0.00 |
 | `fsd:0.3` | 5 | **1.08** [1.03, 1.14] | 0.040 | -0.04 [-0.07, -0.00] (0.05) |
 
 | line | gain | regret/token |
@@ -36,41 +34,66 @@ AT_GAINS = [
 
 
 @pytest.fixture
-def source(tmp_path):
-    def write(**tables):
-        file = tmp_path / f"{len(list(tmp_path.iterdir()))}.json"
-        file.write_text(json.dumps({"title": "made here"} | tables))
-        return str(file)
-
+def fill(tmp_path, capsys):
+    """The page filled from sources, each of which is one file or more of rows."""
     (tmp_path / "page.md").write_text(PAGE)
-    return write
+
+    def call(*sources: list[list[dict]]) -> list[str]:
+        names = []
+        for number, files in enumerate(sources):
+            paths = [tmp_path / f"{number}{part}.json" for part in range(len(files))]
+            for path, rows in zip(paths, files, strict=True):
+                path.write_text(json.dumps({"title": "made here", "rows": rows}))
+            names.append("+".join(map(str, paths)))
+        FILL.fill_page(tmp_path / "page.md", names)
+        return capsys.readouterr().out.splitlines()
+
+    return call
 
 
-def test_cells_keep_their_form_and_take_the_source_s_numbers(source, tmp_path, capsys):
-    FILL.fill_page(tmp_path / "page.md", [source(arms=ARMS, at_equal_gain=AT_GAINS)])
-    page, told = capsys.readouterr()
-    row = "| `fsd:0.3` | 5 | **1.23** [1.11, 1.36] | 0.046 | +0.02 [-0.01, +0.05] (0.03) |"
-    assert row in page.splitlines()
-    assert "| plain |  | - | 0.000 | +0.00 |" in page.splitlines()
-    assert "| fsd | 1.10 | 0.110 |" in page.splitlines()
-    assert "**`fsd:0.3` gains 1.08.**" in page  # a sentence
-    assert told == f"kept in {tmp_path / 'page.md'}: the column drafts\n"
+def test_cells_keep_their_form_and_take_the_source_s_numbers(fill):
+    assert fill([ARMS + AT_GAINS]) == [
+        "**`fsd:0.3` gains 1.08.**",  # a sentence
+        "",
+        "| arm | drafts (old) | gain | regret/token | log p - plain |",
+        "|---|---|---|---|---|",
+        "| plain |  | - | 0 | +0.00 |",
+        "| `fsd:0.3` | 5 | **1.23** [1.11, 1.36] | 0.046 | +0.02 [-0.01, +0.05] (0.03) |",
+        "",
+        "| line | gain | regret/token |",
+        "|---|---|---|",
+        "| fsd | 1.10 | 0.110 |",
+    ]
 
 
-def test_a_table_is_of_one_source_that_has_all_of_it(source, tmp_path, capsys):
+def test_a_table_is_of_one_source_that_has_all_of_it(fill):
     """Never a row of one run beside a row of another, unless both are named as one source."""
-    apart = [source(arms=ARMS[:1]), source(arms=ARMS[1:])]
-    FILL.fill_page(tmp_path / "page.md", apart)
-    page, told = capsys.readouterr()
-    assert page == PAGE and "the table | arm | drafts" in told and "the table | line |" in told
-    FILL.fill_page(tmp_path / "page.md", ["+".join(apart)])
-    assert "1.23" in capsys.readouterr().out
+    kept = fill([ARMS[:1]], [ARMS[1:]])
+    assert kept.count("*(Not made anew.)*") == 2
+    assert [line for line in kept if "anew" not in line and line] == PAGE.replace(
+        "\n\n", "\n"
+    ).splitlines()
+    assert any("1.23" in line for line in fill([ARMS[:1], ARMS[1:]]))
+
+
+def test_of_two_numbers_for_a_cell_none_is_taken(fill):
+    """Two heads in one replay, or two runs at other temperatures."""
+    other = ARMS[1] | {"regret_per_token": 0.05}
+    assert fill([[*ARMS, other]]).count("*(Not made anew.)*") == 2
+    assert fill([[*ARMS, ARMS[1] | {"regret_per_token": 0.0456}]]).count("*(Not made anew.)*") == 1
+
+
+@pytest.mark.parametrize(
+    "old", [".44", "12 of 80", "+12 %", "7 / 8", "-1.8 and -5.6", "0.88 (p < 0.001)", "0"]
+)
+def test_a_cell_that_is_more_than_a_number_is_not_written_over(old):
+    assert FILL.filled(old, 0.5) is None
 
 
 def test_a_page_of_results_is_filled_with_its_own_tables():
-    """The replay that lies beside its page has the page's numbers."""
+    """The replay that lies beside its page has the page's levels."""
     folder = ROOT / "results/drafters"
     page = (folder / "README.md").read_text()
     rows = FILL.rows_of(str(folder / "replay_80x128.json"))
     (levels,) = [table for table in FILL.TABLE.findall(page) if table.startswith("| level")]
-    assert FILL.fill(levels, rows) == (levels, [])
+    assert FILL.fill(levels, rows) == levels

@@ -35,7 +35,7 @@ def test_the_front_of_a_run(tmp_path, capsys):
     assert printed["fsd", "1.10"][1].startswith(f"{wanted['regret_per_token']['value']:.3f} [")
     first = next(row for row in rows if row["arm"] == "fsd:0.2")
     half = (1 + first[GAIN]["value"]) / 2
-    front = FRONT.at_equal_gain(read_run(run), FRONT.COSTS, "random", [half])
+    front = FRONT.at_equal_gain(read_run(run), [FRONT.REGRET], "random", [half])
     (row,) = (row for row in front if row["line"] == "fsd")
     assert row["value"] == pytest.approx(0.1)
     assert row["regret_per_token"]["value"] == pytest.approx(first["regret_per_token"]["value"] / 2)
