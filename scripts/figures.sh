@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs what stands behind eleven pages of results/, for the embedded target's head or another, and
 # writes each page with the new numbers in those tables that come from one run. Resumes.
-#     QUESTIONS=question.jsonl scripts/figures.sh        all pages: about a day on two cores
+#     QUESTIONS=question.jsonl scripts/figures.sh        all: reckoned 13 hours on two cores
 #     scripts/figures.sh drafters mt_bench_8             these pages
 #     PART=10 QUESTIONS=... scripts/figures.sh           a tenth of each page's questions
 #     HEAD=runs/mine OUTPUT=runs/mine_figures QUESTIONS=... scripts/figures.sh     of another head
-#     EXECUTE_CODE=1 IFEVAL=input_data.jsonl scripts/figures.sh tasks
+#     EXECUTE_CODE=1 IFEVAL=input_data.jsonl scripts/figures.sh tasks     8 hours more
 # QUESTIONS has at least 64 questions, a line each, to choose values on, and is never reported:
 # FastChat's vicuna_bench. EXECUTE_CODE=1 lets HumanEval run the model's code, IFEVAL is that set's
 # file. PROCESSES=4: four processes share the questions of runs that measure no speed.
