@@ -98,8 +98,8 @@ def filled(old: str, value: object) -> str | None:
         value = value["value"]
     elif isinstance(value, dict) and not old.endswith(")"):
         value = value | {"detectable": None}
-    number = old[len(form["bold"])]
-    spec = f"{'+' if number in '+-' else ''}.{len(form['digits'] or '')}f"
+    signed = old[len(form["bold"])] in "+-"
+    spec = f"{'+' if signed else ''}.{len(form['digits'] or '')}f"
     number, *brackets = cell_text(value, spec).partition(" ")
     if form["digits"] is None and float(number) != value:  # the 0 of exact, and no rounded number
         return None

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs what stands behind eleven pages of results/, for the embedded target's head or another, and
-# writes each page with the new numbers in those tables that come from one run. Resumes.
+# Runs what stands behind eleven pages of results/, for the embedded target's head or another. Six of
+# them are written with the new numbers in those tables that come from one run. Resumes.
 #     QUESTIONS=question.jsonl scripts/figures.sh        all: reckoned 13 hours on two cores
 #     scripts/figures.sh drafters mt_bench_8             these pages
 #     PART=10 QUESTIONS=... scripts/figures.sh           a tenth of each page's questions
@@ -61,7 +61,7 @@ if [ -n "${HEAD:-}" ]; then
     head=(--head "$HEAD")
 fi
 ask() { echo --questions "$((($1 + part - 1) / part))"; }
-timed() { # a command of evaluate/, the run's name, options
+timed() { # in one process: a command of evaluate/, the run's name, options
     "$python" "$root/evaluate/$1.py" --output "$output/$2" ${head[@]+"${head[@]}"} "${@:3}"
 }
 untimed() {
@@ -109,6 +109,7 @@ mt_bench_80() { # quality on all questions, and speeds on 16
         --arms plain exact@hybrid {fsd:0.3,path:0.9,relaxed:0.36,random:0.3}@hybrid
     untimed mt_bench mt_bench_80_15x4x6 $(ask 80) --tree 15x4x6 \
         --arms plain exact@hybrid {path:0.6,fsd:0.48,relaxed:0.36,random:0.3}@hybrid
+    # a table takes the first run that has all its arms, so the run with most arms comes last
     fill mt_bench_80 mt_bench_80_15x4x6 mt_bench_16 mt_bench_80
 }
 reader() { # what gemma-3-270m says of the answers of mt_bench_80
@@ -118,8 +119,8 @@ reader() { # what gemma-3-270m says of the answers of mt_bench_80
 }
 calibration() { # what every other question foretells, and what comes true on those between
     local arms=({path:{0.15,0.3,0.5,0.77,1.25,2},fsd:{0.3,0.35,0.4,0.45}}@hybrid)
-    sed -n 1~2p "$questions_file" >"$output/odd.jsonl"
-    sed -n 2~2p "$questions_file" >"$output/even.jsonl"
+    awk 'NR % 2 == 1' "$questions_file" >"$output/odd.jsonl"
+    awk 'NR % 2 == 0' "$questions_file" >"$output/even.jsonl"
     timed calibrate foretold --question_file "$output/odd.jsonl" $(ask 32) --tree 15x4x6 \
         --dtype float32 --arms "${arms[@]}"
     untimed mt_bench came_true --question_file "$output/even.jsonl" $(ask 32) --turns 1 \
