@@ -72,17 +72,18 @@ def test_an_engine_that_cannot_run_a_head_is_named(tmp_path, engine, changes, to
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A target; heads for it, "eagle", "eagle3" (19 tokens) and "whole" (all); two files of
-    answers, where the assistant wrote 7 three times, 200 twice, 1, 9, 33 once; 5 is only in
-    prompts."""
+    """A target; heads for it, "few" and "eagle3" of 19 tokens, "eagle" and "whole" of all; two
+    files of answers, where the assistant wrote 7 three times, 200 twice, 1, 9, 33 once; 5 is only
+    in prompts."""
     folder = tmp_path_factory.mktemp("convert")
     write_target(folder / "target")
     write_random_head(folder / "eagle")
     kind = {"head_type": "eagle3", "feature_layers": (1, 2, 3)}
     write_random_head(folder / "whole", **kind)
-    head = tiny_head(hidden_size=32, vocab_size=258, seed=3, draft_vocab_size=19, **kind)
-    head.set_draft_tokens(torch.arange(3, 60, 3))
-    write_head(folder / "eagle3", head.bfloat16())
+    for name, changes in ("few", {}), ("eagle3", kind):
+        head = tiny_head(hidden_size=32, vocab_size=258, seed=3, draft_vocab_size=19, **changes)
+        head.set_draft_tokens(torch.arange(3, 60, 3))
+        write_head(folder / name, head.bfloat16())
     rows = [
         {"input_ids": [5, 5, 5, 5, 7, 200, 7, 33], "loss_mask": [0] * 4 + [1] * 4},
         {"input_ids": [5, 5, 9, 7, 200, 1], "loss_mask": [0, 0, 1, 1, 1, 1]},
@@ -98,6 +99,8 @@ def folder(tmp_path_factory) -> Path:
         # the most frequent
         ("eagle", [1, 7, 9, 200], [1, 7, 9, 200], ("4 of the 258 tokens", "87.50% of the 8", "0")),
         ("whole", [1, 7, 9, 200], [1, 7, 9, 200], ("4 of the 258 tokens", "87.50% of the 8", "0")),
+        # it reads the target's lm_head: any token, whatever it drafted before
+        ("few", [1, 7, 9, 200], [1, 7, 9, 200], ("4 of the 258 tokens", "87.50% of the 8", "0")),
         # of 3, 6, .. 57, for which it has rows: 9 and 33 were written, then the lowest
         ("eagle3", [3, 6, 9, 33], [0, 1, 2, 10], ("4 of the 19 tokens", "25.00% of the 8", "2")),
     ],
@@ -109,7 +112,7 @@ def test_a_draft_vocabulary(folder, tmp_path, capsys, kind, token_R, rows, told)
     paths = ("--head", folder / kind, "--output", output, "--data", *data)
     convert(*paths, "--draft_vocab", 4)
     said = capsys.readouterr().out
-    assert f"draft vocabulary: {told[0]} that the head drafted, {told[1]}" in said
+    assert f"draft vocabulary: {told[0]} that the head can draft, {told[1]}" in said
     assert f"{told[2]} of them do not occur" in said
     config = load_target_config(str(folder / "target"))
     full, cut = (load_head(path, config) for path in (folder / kind, output))
@@ -119,7 +122,7 @@ def test_a_draft_vocabulary(folder, tmp_path, capsys, kind, token_R, rows, told)
         assert torch.equal(cut.state_dict()[key], wanted), key
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "whole"])
+@pytest.mark.parametrize("kind", ["eagle", "few", "eagle3", "whole"])
 @pytest.mark.parametrize("tokens", ["first", "all"])
 def test_a_draft_vocabulary_of_the_first_or_of_all_tokens_is_read_again(
     folder, tmp_path, kind, tokens
@@ -128,7 +131,7 @@ def test_a_draft_vocabulary_of_the_first_or_of_all_tokens_is_read_again(
     all tokens ended in an AttributeError."""
     config = load_target_config(str(folder / "target"))
     full = load_head(folder / kind, config)
-    every = [*range(258)] if full.draft_token_R is None else full.draft_token_R.tolist()
+    every = full.draft_token_R.tolist() if kind == "eagle3" else [*range(258)]
     wanted = every if tokens == "all" else every[:4]
     row = {"input_ids": [5, *wanted], "loss_mask": [0] + [1] * len(wanted)}
     data = write_rows(tmp_path / "rows.jsonl", row)

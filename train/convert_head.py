@@ -11,9 +11,10 @@
 The layouts are described in eagle_fsd/heads/layouts.py. Heads load here in any of them,
 unconverted; what is written loads in SafeAILab/EAGLE too, and in SGLang and vLLM as docs/serve.md
 describes. --draft_vocab confines a trained head to the tokens that the assistant wrote most often
-in --data, without training it again: drafting reads fewer rows of the lm_head. --check writes
-nothing: it says on a page what a head is, whom it fits and what is wrong with it, from the head's
-files and the target's config alone, and ends with status 1 if something is.
+in --data, without training it again: drafting reads fewer rows of the lm_head. Of a head that has
+none of its own and reads the target's, these may be other tokens than before, and more. --check
+writes nothing: it says on a page what a head is, whom it fits and what is wrong with it, from the
+head's files and the target's config alone, and ends with status 1 if something is.
 """
 
 import os
@@ -125,12 +126,14 @@ def confined(head: "DraftHead", options: ConvertOptions) -> "DraftHead":
     V = head.config.vocab_size
     read = (read_dialogues(path, vocab_size=V) for path in options.data)
     counts = answer_counts(chain.from_iterable(read))
-    former_R = torch.arange(V) if head.draft_token_R is None else head.draft_token_R
-    token_R = frequent_tokens(counts, options.draft_vocab, former_R)
+    # a head without an lm_head reads the target's, which has a row for every token
+    every = head.lm_head is None or head.draft_token_R is None
+    former_X = torch.arange(V) if every else head.draft_token_R
+    token_R = frequent_tokens(counts, options.draft_vocab, former_X)
     unseen = sum(counts[token] == 0 for token in token_R.tolist())
     print(
-        f"draft vocabulary: {len(token_R):,} of the {len(former_R):,} tokens that the head drafted,"
-        f" {coverage(counts, token_R):.2%} of the {counts.total():,} answer tokens in"
+        f"draft vocabulary: {len(token_R):,} of the {len(former_X):,} tokens that the head can "
+        f"draft, {coverage(counts, token_R):.2%} of the {counts.total():,} answer tokens in"
         f" --data; {unseen:,} of them do not occur there"
     )
     return cut_vocabulary(head, token_R)

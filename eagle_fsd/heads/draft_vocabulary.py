@@ -37,18 +37,18 @@ def coverage(counts: Counter[int], token_R: torch.Tensor) -> float:
 
 
 def cut_vocabulary(head: DraftHead, token_R: torch.Tensor) -> DraftHead:
-    """A head that drafts these of the tokens only, ascending ids int64 [R]; its logits are columns
-    of the former ones. Of an lm_head of its own it keeps these rows:
+    """A head that drafts these tokens only, ascending ids int64 [R]. Of an lm_head of its own,
+    which must have them all, it keeps these rows:
 
         drafts before    2 5 7 9    lm_head rows a b c d    d2t 2 4 5 6
         token_R          5 9        lm_head rows b d        d2t 5 8
     """
-    former_R = head.draft_token_R
-    row_R = token_R if former_R is None else torch.searchsorted(former_R, token_R)
     cut = build_head(replace(head.config, draft_vocab_size=len(token_R))).eval()
     cut.set_draft_tokens(token_R)
     weights = dict(head.named_parameters())
     if head.lm_head is not None:
+        former_R = head.draft_token_R
+        row_R = token_R if former_R is None else torch.searchsorted(former_R, token_R)
         weights["lm_head.weight"] = weights["lm_head.weight"].detach()[row_R]
     cut.load_state_dict(dict(cut.named_buffers()) | weights, assign=True)
     return cut
