@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import islice, takewhile
 
 import torch
 
@@ -154,24 +154,28 @@ def join(target: Target, batches: list[Batch]) -> Batch:
                 seen = part[:, :, filled - count : filled]
                 row_R = torch.tensor(going, device=part.device)
                 to[start:end, :, columns - count : columns] = seen.index_select(0, row_R)
+        for batch in batches:  # two whole caches at once would be the most memory of all
+            batch.cache.layers[number] = None
     return whole
 
 
 @torch.inference_mode()
 def complete(
     target: Target,
-    requests: Iterable[Request],
+    requests: Iterable[Request | None],
     *,
     batch_size: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Request]:
-    """Continue requests, `batch_size` at a time, and give each out when it has ended. `stop` is
+    """Continue requests, `batch_size` at a time, and give each out when it has ended. None among
+    them says that the next may depend on those under way, of which some shall end first. `stop` is
     asked before every forward; it ends the run, and gives out what is under way as it is."""
     batch, waiting = Batch(target, []), iter(requests)
     while not stop():
         full = batch.cache.length == batch.cache.capacity
         if full or len(batch.going) <= GOING * len(batch.rows):
-            new = list(islice(waiting, batch_size - len(batch.going)))
+            free = islice(waiting, batch_size - len(batch.going))
+            new = list(takewhile(lambda request: request is not None, free))
             if not (new or batch.going):
                 return
             for request in new:

@@ -2,14 +2,15 @@
 
 What is random about a candidate depends on its number, so that a broken run and an unbroken one
 make the same dialogues. (Of two that the target begins with the same words, the one whose turn ends
-first in a session is answered, and the other dropped.) A batch of dialogues goes by waves: all say
-their first turn, then those that go on their second. Sampling itself is generate.py's business.
+first in a session is answered, and the other dropped.) The batch stays full: a dialogue's next turn
+waits for a place in it, and others begin where none waits. Sampling itself is generate.py's.
 """
 
 import math
 import random
 import sys
 import time
+from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
@@ -32,13 +33,11 @@ TURN_TOKENS = 96  # a user turn of the target's own that does not end within the
 # of the first 128 of them an eighth must be usable: a target that does not end its own turns would
 # be asked for ever
 TURNS_TRIED, TURNS_KEPT = 128, 1 / 8
-TOKENS_PLANNED = 32  # of each answer of a wave that is timed for a plan
+TOKENS_PLANNED = 32  # of each answer that is timed for a plan
 
 # Yields what the target is to say next, goes on when that has been said, or when time has ended and
 # it was not begun, and returns rows.
 Making = Generator[Request, None, list[dict] | None]
-# what the target says at once, each request for a candidate's number and the rest of its making
-Wave = dict[Request, tuple[int, Making]]
 
 
 class Dropped(Exception):  # noqa: N818  (no error)
@@ -74,8 +73,9 @@ class DialogueMaker:
         self._tokens_left = (self.answer_tokens or math.inf) - before
         self._dialogues = self._tokens = 0  # of this process and session
         self._turns_tried = self._turns_kept = 0  # of the target's own
-        self._wave: Wave = {}  # what the target says next
-        self._under_way: Wave = {}  # of what it says now, that which has not ended
+        # of each dialogue what the target says now or is to say, its number and the rest of it
+        self._under_way: dict[Request, tuple[int, Making]] = {}
+        self._next: deque[Request] = deque()  # of these, what was not asked for yet
         shown = self.run.processes.is_main
         if rows and shown:
             tqdm.write(
@@ -96,17 +96,17 @@ class DialogueMaker:
         self._before = before, len(made)
 
     def plan(self, target: Target, *, batch_size: int) -> str:
-        """How much is left to do, for people, by what was made so far, or by a first wave of
-        answers that are not kept."""
+        """How much is left to do, for people, by what was made so far, or by a few answers that are
+        not kept."""
         rows = [*self.run.records["dialogues"].values()]
         seconds = max((row["seconds"] for row in rows), default=0.0)
         tokens, count = self._before[0], self.run.processes.count
         if not seconds:
             prompt = self.chat.prompt([*self.chat.opening, {"role": "user", "content": "Hi"}])
-            wave = [
+            few = [
                 Request(prompt, TOKENS_PLANNED, 1.0, seed=number) for number in range(batch_size)
             ]
-            began, said = time.monotonic(), complete(target, wave, batch_size=batch_size)
+            began, said = time.monotonic(), complete(target, few, batch_size=batch_size)
             tokens = count * sum(len(request.tokens) for request in said)
             seconds = time.monotonic() - began
         rate = tokens / seconds
@@ -118,39 +118,38 @@ class DialogueMaker:
         return text
 
     def make(self, target: Target, *, batch_size: int) -> None:
-        """Dialogues, `batch_size` at a time, until the limits or the candidates end."""
-        processes = self.run.processes
+        """Dialogues, `batch_size` under way at a time, until the limits or the candidates end."""
+        asked = self._asked()
+        for request in complete(target, asked, batch_size=batch_size, stop=self._out_of_time):
+            self._go_on(*self._under_way.pop(request))
+        # where time ended, dialogues whose turn was not begun end with the answers that they have
+        while self._under_way:
+            self._go_on(*self._under_way.popitem()[1])
+
+    def _asked(self) -> Iterator[Request | None]:
+        """What the target is to say: turns of dialogues that go on, else the first of others; None
+        as long as there are none, or as those under way might reach a limit."""
         while True:
-            # 1. The first turns of as many candidates as the limits allow.
-            while len(self._wave) < batch_size and not self._out_of_time():
-                # those begun count with the average length, the longest until some are known
-                mean = (self._tokens + 20 * self.max_new_tokens) / (self._dialogues + 20)
-                tokens = (self._tokens + len(self._wave) * mean) * processes.count
-                dialogues = (self._dialogues + len(self._wave)) * processes.count
-                if tokens >= self._tokens_left:
-                    break
-                if dialogues + processes.index >= self._dialogues_left:
-                    break
-                if not (found := next(self.candidates, None)):
-                    break
+            if not self._next and self._may_begin() and (found := next(self.candidates, None)):
                 self._go_on(found[0], self._make(*found))
-            if not self._wave:
-                return
-            # 2. What the target says to them, and then to the turns of the dialogues that go on.
-            # Where time ends, those whose turn was not begun end with the answers that they have.
-            while wave := self._wave:
-                self._under_way, self._wave = wave, {}
-                said = complete(target, [*wave], batch_size=len(wave), stop=self._out_of_time)
-                for request in said:
-                    self._go_on(*wave.pop(request))
-                for dialogue in wave.values():
-                    self._go_on(*dialogue)
+            else:
+                yield self._next.popleft() if self._next else None
+
+    def _may_begin(self) -> bool:
+        """Whether the limits allow another dialogue beside those under way, which count with the
+        average length, the longest until some are known."""
+        count, begun = self.run.processes.count, len(self._under_way)
+        mean = (self._tokens + 20 * self.max_new_tokens) / (self._dialogues + 20)
+        tokens = (self._tokens + begun * mean) * count
+        dialogues = (self._dialogues + begun) * count + self.run.processes.index
+        return tokens < self._tokens_left and dialogues < self._dialogues_left
 
     def _go_on(self, number: int, making: Making) -> None:
-        """Put what a dialogue asks for into the next wave; one that is made or dropped is
-        recorded."""
+        """Ask for what a dialogue wants next; one that is made or dropped is recorded."""
         try:
-            self._wave[next(making)] = number, making
+            request = next(making)
+            self._under_way[request] = number, making
+            self._next.append(request)
         except StopIteration as end:
             if rows := end.value:
                 seconds = round(time.monotonic() - self._began, 1)
@@ -236,6 +235,7 @@ class DialogueMaker:
         ids: list[int] = []  # of the last row
         whole = True  # its text shows all of the last answer's tokens but the end
         rows: list[dict] = []
+        spoken = ""  # the text of all answers
         for turn in [message for message in conversation if message["role"] == "user"]:
             # 1. What the target sees, and its answer.
             try:
@@ -266,10 +266,11 @@ class DialogueMaker:
             whole = self.chat.tokenizer.decode(request.tokens[:-1]) == text
             thought = find_thought(self.chat.tokenizer, prompt, request.tokens, text)
             said += [turn, answer_message(text, thought)]
-            if not request.finished:
+            spoken += text
+            if not (request.finished and text.strip()):
                 break
         if not rows:
             raise Dropped("prompt too long")
-        if not text.strip():
+        if not spoken.strip():
             raise Dropped("empty answer")
         return rows
