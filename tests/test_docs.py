@@ -11,7 +11,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from commands import ROOT, option_classes
+from commands import ROOT, option_classes, write_rows
+from training_runs import convert
 
 from eagle_fsd.arms import parse_arms
 from eagle_fsd.decoding import loop
@@ -197,12 +198,17 @@ def test_the_divergences_of_the_page_of_rules_are_the_library_s():
             assert computed == pytest.approx(float(value), abs=half_a_digit * 1.01), (name, target)
 
 
-def test_the_lines_that_make_the_shipped_head_whole(tmp_path, monkeypatch):
+def test_the_command_that_makes_the_shipped_head_whole(tmp_path, monkeypatch):
     """docs/rules.md's: the weights stay, and no divergence is infinite by the draft vocabulary."""
-    (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rules.md").read_text(), re.S)
+    place = ("docs/rules.md", "train/convert_head.py")
+    (words,) = [words for *where, words in commands() if tuple(where) == place]
+    data = write_rows(tmp_path / "data.jsonl", {"input_ids": [1, 2, 3], "loss_mask": [0, 0, 1]})
+    given = {"runs/whole": tmp_path / "whole", "DATA": data}
+    assert given.keys() <= {*words}
     monkeypatch.chdir(ROOT)
-    exec(lines.replace("runs/whole", str(tmp_path)), {})
-    (shipped, _), (whole, _) = map(read_head, ("checkpoints/smollm2-135m-eagle2", tmp_path))
+    convert(*(given.get(word, word) for word in words))
+    paths = "checkpoints/smollm2-135m-eagle2", tmp_path / "whole"
+    (shipped, _), (whole, _) = map(read_head, paths)
     assert shipped.draft_token_R is not None and whole.draft_token_R is None
     for name, weight in shipped.named_parameters():
         assert torch.equal(weight, whole.get_parameter(name))

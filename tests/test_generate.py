@@ -44,6 +44,22 @@ def alone(target, request: Request) -> list[int]:
     return by_generate(target, request.prompt, budget=budget, stop=stops)
 
 
+def test_requests_that_wait_for_others_join_them(llama):
+    """What follows a text is asked for when that has ended, beside those that go on."""
+    first, other = Request(prompt_tokens(5, seed=1), 4), Request(prompt_tokens(9, seed=2), 40)
+    second: list[Request] = []
+
+    def asked():
+        yield from (first, other)
+        while not first.ended:
+            yield None
+        second.append(Request(first.prompt + first.tokens, 6))
+        yield from second
+
+    assert run(llama, asked(), batch_size=2) == [first, *second, other]
+    assert all(request.tokens == alone(llama, request) for request in (first, *second, other))
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_logits_that_are_no_numbers_end_it(temperature):
     """Bug held down: greedy texts of such a target were token 0 to the end."""

@@ -257,7 +257,7 @@ def test_minutes_cut_the_answers_under_way(tmp_path, monkeypatch, terse):
     assert came >= {(False, False), (False, True), (True, True)}
     assert len(list((tmp_path / "states").rglob("*.safetensors"))) == len(rows)
 
-    # a user's turn of the target's own that is cut, or waits for its first answer, is not dropped
+    # a user's turn of the target's own that is cut is not dropped
     clock.monotonic = count(step=2).__next__
     with pytest.raises(SystemExit, match="no dialogue was made") as told:
         main(options(terse, tmp_path / "own", "--minutes", "0.1"))

@@ -154,8 +154,6 @@ def join(target: Target, batches: list[Batch]) -> Batch:
                 seen = part[:, :, filled - count : filled]
                 row_R = torch.tensor(going, device=part.device)
                 to[start:end, :, columns - count : columns] = seen.index_select(0, row_R)
-        for batch in batches:  # two whole caches at once would be the most memory of all
-            batch.cache.layers[number] = None
     return whole
 
 
@@ -168,8 +166,9 @@ def complete(
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Request]:
     """Continue requests, `batch_size` at a time, and give each out when it has ended. None among
-    them says that the next may depend on those under way, of which some shall end first. `stop` is
-    asked before every forward; it ends the run, and gives out what is under way as it is."""
+    them says that the next depends on those under way, and is asked again when some have ended; it
+    is the end where none is under way. `stop` is asked before every forward; it ends the run, and
+    gives out what is under way as it is."""
     batch, waiting = Batch(target, []), iter(requests)
     while not stop():
         full = batch.cache.length == batch.cache.capacity

@@ -130,14 +130,15 @@ class DialogueMaker:
         """What the target is to say: turns of dialogues that go on, else the first of others; None
         as long as there are none, or as those under way might reach a limit."""
         while True:
-            if not self._next and self._may_begin() and (found := next(self.candidates, None)):
+            may_begin = not self._next and not self._out_of_time() and self._may_begin()
+            if may_begin and (found := next(self.candidates, None)):
                 self._go_on(found[0], self._make(*found))
             else:
                 yield self._next.popleft() if self._next else None
 
     def _may_begin(self) -> bool:
         """Whether the limits allow another dialogue beside those under way, which count with the
-        average length, the longest until some are known."""
+        average length, that of the longest answer until some are known."""
         count, begun = self.run.processes.count, len(self._under_way)
         mean = (self._tokens + 20 * self.max_new_tokens) / (self._dialogues + 20)
         tokens = (self._tokens + begun * mean) * count
@@ -267,7 +268,7 @@ class DialogueMaker:
             thought = find_thought(self.chat.tokenizer, prompt, request.tokens, text)
             said += [turn, answer_message(text, thought)]
             spoken += text
-            if not (request.finished and text.strip()):
+            if not (request.finished and text.strip()):  # an empty answer ends a dialogue
                 break
         if not rows:
             raise Dropped("prompt too long")

@@ -49,7 +49,7 @@ def test_turns_of_persons_in_english_become_prompts(tmp_path, capsys, cut):
     assert f"{len(asked)} prompts" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["", "no JSON", None])
+@pytest.mark.parametrize("text", ["", "no JSON", '[{"prompt": "Hi"}]', "[1]", None])
 def test_another_file_is_named(tmp_path, text):
     path = tmp_path / "source.json"
     if text is not None:
