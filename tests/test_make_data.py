@@ -234,8 +234,8 @@ def test_what_the_template_refuses_is_dropped(tmp_path, target):
 def test_minutes_cut_the_answers_under_way(tmp_path, monkeypatch, terse):
     """Bugs held down: two minutes took as long as the longest answer; a dialogue whose first answer
     had ended vanished, since its second turn was never begun, or was answered by nothing. The clock
-    goes on by two seconds whenever it is asked, which is at every forward, so that the same answers
-    are under way on every machine."""
+    goes on by two seconds whenever it is asked, which is at every forward and for every candidate,
+    so that the same answers are under way on every machine."""
     firsts = prompts(tmp_path, *(f"Question {i}?" for i in range(12)))
     main(options(terse, tmp_path / "first", sources=firsts))
     wanted = {row["user"]: spoken(row) for row in made(tmp_path / "first")}

@@ -127,23 +127,25 @@ class DialogueMaker:
             self._go_on(*self._under_way.popitem()[1])
 
     def _asked(self) -> Iterator[Request | None]:
-        """What the target is to say: turns of dialogues that go on, else the first of others; None
-        as long as there are none, or as those under way might reach a limit."""
+        """What the target is to say; None as long as that depends on dialogues under way."""
+        count = self.run.processes.count
         while True:
-            may_begin = not self._next and not self._out_of_time() and self._may_begin()
-            if may_begin and (found := next(self.candidates, None)):
+            # 1. Dialogues that go on come before others that begin.
+            if self._next:
+                yield self._next.popleft()
+                continue
+            # 2. Another may begin where those under way do not reach a limit. They count with the
+            # average length, that of the longest answer until some are known.
+            begun = len(self._under_way)
+            mean = (self._tokens + 20 * self.max_new_tokens) / (self._dialogues + 20)
+            tokens = (self._tokens + begun * mean) * count
+            dialogues = (self._dialogues + begun) * count + self.run.processes.index
+            within = tokens < self._tokens_left and dialogues < self._dialogues_left
+            # 3. It asks for its first turn, unless it is dropped; where none begins, some must end.
+            if within and not self._out_of_time() and (found := next(self.candidates, None)):
                 self._go_on(found[0], self._make(*found))
             else:
-                yield self._next.popleft() if self._next else None
-
-    def _may_begin(self) -> bool:
-        """Whether the limits allow another dialogue beside those under way, which count with the
-        average length, that of the longest answer until some are known."""
-        count, begun = self.run.processes.count, len(self._under_way)
-        mean = (self._tokens + 20 * self.max_new_tokens) / (self._dialogues + 20)
-        tokens = (self._tokens + begun * mean) * count
-        dialogues = (self._dialogues + begun) * count + self.run.processes.index
-        return tokens < self._tokens_left and dialogues < self._dialogues_left
+                yield None
 
     def _go_on(self, number: int, making: Making) -> None:
         """Ask for what a dialogue wants next; one that is made or dropped is recorded."""
