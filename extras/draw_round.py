@@ -16,11 +16,11 @@ from eagle_fsd.decoding.loop import DecodeConfig, decode_rounds
 from eagle_fsd.evaluation.answering import trace_round
 
 ROOT = Path(__file__).resolve().parents[1]
-PROMPT, ARM, TREE = "Why is the sky blue?", "fsd:0.3", TreeConfig(6, 4, 3)
+PROMPT, ARM, TREE = "What is a black hole?", "fsd:0.3", TreeConfig(6, 4, 3)
 WANTED = ["draft", "draft", "fuzzy", "target"]
 
-LEFT, TOP, ACROSS, DOWN = 12, 92, 152, 96  # the first box, and from a box to the next
-WIDTH, HEIGHT = 120, 76  # of a box
+LEFT, TOP, ACROSS, DOWN = 12, 92, 172, 96  # the first box, and from a box to the next
+WIDTH, HEIGHT = 140, 76  # of a box
 STYLE = """
   svg { font-family: system-ui, -apple-system, "Segoe UI", sans-serif; background: #ffffff }
   text { fill: #1f2328; font-size: 15px } .small { font-size: 12.5px; fill: #59636e }
