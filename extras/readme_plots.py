@@ -1,9 +1,10 @@
-"""Draws the two plots of the README from the tables of results/:
+"""Draws three plots from the tables of results/:
 
     python extras/readme_plots.py
 
-docs/speeds.svg from results/speed_side_by_side, and docs/loss_against_gain.svg from
-results/mt_bench_80. A run of one's own is drawn by evaluate/report.py.
+For the README docs/speeds.svg from speed_side_by_side and docs/loss_against_gain.svg from
+mt_bench_80; for the page heads its tokens_seen.svg. A run of one's own is drawn by
+evaluate/report.py.
 """
 
 import re
@@ -32,9 +33,10 @@ BARS = {
 }
 
 
-def table(page: str) -> list[dict[str, str]]:
-    """The rows of a page's first table."""
+def table(page: str, under: str = "") -> list[dict[str, str]]:
+    """The rows of a page's first table, or of the first below the heading `under`."""
     text = (ROOT / "results" / page / "README.md").read_text(encoding="utf-8")
+    text = text[text.index(under) :]
     header, _, *rows = re.search(r"(?:^\|.*\n)+", text, re.M)[0].splitlines()
     names, *cells = (
         [cell.strip() for cell in row.strip("|").split("|")] for row in [header, *rows]
@@ -74,14 +76,37 @@ def speeds() -> str:
     axes.bar_label(bars, fmt="%.0f", padding=3)
     axes.invert_yaxis()
     axes.set(xlabel="tokens a second, one answer at a time, two cores")
+    return as_svg(figure)
+
+
+@matplotlib.rc_context(STYLE | {"svg.hashsalt": "eagle_fsd tokens seen"})
+def tokens_seen() -> str:
+    """Tokens a round of the shipped head's training, by tree, against the tokens it had seen."""
+    rows = table("heads", "## Training the shipped head on")
+    seen = [float(row["million seen"]) for row in rows]
+    figure = Figure(figsize=(7, 3), layout="constrained")
+    axes = figure.subplots()
+    for tree in ("59x6x10", "15x4x6"):
+        rounds = [with_interval(row[tree])["value"] for row in rows]
+        axes.plot(seen, rounds, marker="o", label=tree)
+    axes.set(xlabel="million answer tokens seen in this run", ylabel="tokens a round")
+    axes.legend(frameon=False)
+    return as_svg(figure)
+
+
+def as_svg(figure: Figure) -> str:
     drawing = BytesIO()
     figure.savefig(drawing, format="svg", metadata={"Date": None})
     return drawing.getvalue().decode()
 
 
 if __name__ == "__main__":
-    for name, svg in (("loss_against_gain", loss_against_gain()), ("speeds", speeds())):
+    for path, svg in (
+        ("docs/loss_against_gain.svg", loss_against_gain()),
+        ("docs/speeds.svg", speeds()),
+        ("results/heads/tokens_seen.svg", tokens_seen()),
+    ):
         # a page of its own, light or dark as the reader's theme is
         svg = svg.replace(INK, "currentColor")
         svg = svg.replace("<defs>", f"<style>{PAGE}</style>\n <defs>", 1)
-        (ROOT / f"docs/{name}.svg").write_text(svg, encoding="utf-8")
+        (ROOT / path).write_text(svg, encoding="utf-8")

@@ -16,6 +16,11 @@ def test_a_rule_s_values_are_a_line():
     assert "path@hybrid: 0.4, 0.9, 1.3" in svg and "random@hybrid: 0.3, 0.5, 0.8" in svg
 
 
+def test_the_training_s_trees_are_lines():
+    svg = PLOTS.tokens_seen()
+    assert ">59x6x10<" in svg and ">15x4x6<" in svg and "seen in this run" in svg
+
+
 def test_a_cell_is_its_number_and_interval():
     assert PLOTS.with_interval("1.26 [1.18, 1.35]") == {"value": 1.26, "low": 1.18, "high": 1.35}
     assert PLOTS.with_interval("1.00") == {"value": 1.0, "low": None, "high": None}
