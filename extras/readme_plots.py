@@ -8,14 +8,13 @@ evaluate/report.py.
 """
 
 import re
-from io import BytesIO
 from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
 
 from eagle_fsd.arms import parse_arm
-from eagle_fsd.evaluation.plots import GAIN, INK, REGRET, STYLE, plot_curves
+from eagle_fsd.evaluation.plots import GAIN, INK, REGRET, STYLE, as_svg, plot_curves
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = """
@@ -92,12 +91,6 @@ def tokens_seen() -> str:
     axes.set(xlabel="million answer tokens seen in this run", ylabel="tokens a round")
     axes.legend(frameon=False)
     return as_svg(figure)
-
-
-def as_svg(figure: Figure) -> str:
-    drawing = BytesIO()
-    figure.savefig(drawing, format="svg", metadata={"Date": None})
-    return drawing.getvalue().decode()
 
 
 if __name__ == "__main__":

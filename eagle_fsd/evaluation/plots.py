@@ -63,10 +63,14 @@ def plot_curves(rows: Sequence[dict], *, across: str = GAIN, up: str = REGRET) -
     """Rows as SVG; "" where no arm has what is drawn, as caption explains."""
     if not drawn_rows(rows, across, up):
         return ""
-    drawing = BytesIO()
     # of two plots on one page the ids differ, and a plot is the same every time
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": f"eagle_fsd {across} {up}"}):
-        draw_curves(rows, across, up).savefig(drawing, format="svg", metadata={"Date": None})
+        return as_svg(draw_curves(rows, across, up))
+
+
+def as_svg(figure: Figure) -> str:
+    drawing = BytesIO()
+    figure.savefig(drawing, format="svg", metadata={"Date": None})
     return drawing.getvalue().decode()
 
 

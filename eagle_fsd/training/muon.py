@@ -1,7 +1,7 @@
 """Muon (Keller Jordan, kellerjordan.github.io/posts/muon) with products in a dtype of choice.
 
-torch's own always multiplies in bfloat16. A processor that has to emulate it took 30.5 s a training
-step so, and takes 6.3 s with products in the run's float32.
+torch's own always multiplies in bfloat16. On a processor that has to emulate it a training step
+took 30.5 s so, and takes 6.3 s with products in the run's float32.
 """
 
 import torch
