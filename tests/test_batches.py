@@ -20,7 +20,7 @@ from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.engine.trial import shares_forwards
-from eagle_fsd.evaluation.batches import Batch
+from eagle_fsd.evaluation.batches import Batch, SharedTarget
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.folder import record_files
 
@@ -189,6 +189,21 @@ def test_room_that_no_machine_has_is_refused_by_name():
     batch.reserve(10**12)
     with pytest.raises(BadInput, match=r"--batch 4 needs .* GB .* lower it"):
         list(batch.run([partial(answer, batch.model, "plain", 5)]))
+
+
+def test_the_bench_runs_answers_together(call, models, tmp_path, monkeypatch):
+    """Bug held down: the trial at loading left rows for itself alone, too few for any answer, so
+    that with --batch each was made alone, without a word."""
+    texts, run = [], SharedTarget.together
+
+    def together(target: SharedTarget, caches: Sequence, trees: Sequence) -> list:
+        texts.append(len(caches))
+        return run(target, caches, trees)
+
+    monkeypatch.setattr(SharedTarget, "together", together)
+    options = ["--quality_only", "--batch", 3, "--max_new_tokens", 60, "--arms", "plain", "fsd:0.4"]
+    call("evaluate/mt_bench.py", *bench_options(models, tmp_path), *options)
+    assert texts.count(3) > len(texts) / 2
 
 
 @pytest.mark.processes

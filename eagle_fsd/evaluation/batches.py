@@ -46,10 +46,14 @@ class Batch:
             self.model = replace(self.model, drafter=SharedHead(model.drafter, target, self))
 
     def reserve(self, capacity: int) -> None:
-        """Rows for each prompt, answer and tree; an answer that needs more is made alone."""
+        """Rows for each prompt, answer and tree; an answer that needs more is made alone.
+
+        Raises:
+            RuntimeError: forwards have run, and left too few rows.
+        """
         for shared in (self.model.target, self.model.drafter):
-            if isinstance(shared, SharedTarget | SharedHead):
-                shared.rows.reserve(capacity)
+            if isinstance(shared, SharedTarget | SharedHead) and not shared.rows.reserve(capacity):
+                raise RuntimeError("a batch's rows are reserved before its first forward")
 
     def run(self, calls: Iterable[Callable[[], object]]) -> Iterator[tuple[int, object]]:
         """Number and result of each answer, as they end. Behind one that raises none is begun, and

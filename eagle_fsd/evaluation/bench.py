@@ -163,10 +163,11 @@ class Bench:
         )
         self._longest = check_lengths(model, self.questions, self.options.max_new_tokens)
         if self.options.batch > 1:
-            self._batch = Batch(model, self.options.batch)
-            if not shares_forwards(self._batch.model.target, self._batch.run):
+            trial = Batch(model, 2)  # of its own: a batch keeps the few rows of its first forward
+            if shares_forwards(trial.model.target, trial.run):
+                self._batch = Batch(model, self.options.batch)
+            else:
                 tqdm.write("--batch: this target runs one text at a time, so answers are alone")
-                self._batch = None
         return self._batch.model if self._batch else model
 
     @cached_property
