@@ -64,8 +64,8 @@ ask() { echo --questions "$((($1 + part - 1) / part))"; }
 timed() { # in one process: a command of evaluate/, the run's name, options
     "$python" "$root/evaluate/$1.py" --output "$output/$2" ${head[@]+"${head[@]}"} "${@:3}"
 }
-untimed() {
-    "${launch[@]}" "$root/evaluate/$1.py" --quality_only --dtype float32 \
+untimed() { # eight answers together are those made one at a time (results/batches)
+    "${launch[@]}" "$root/evaluate/$1.py" --quality_only --dtype float32 --batch 8 \
         --output "$output/$2" ${head[@]+"${head[@]}"} "${@:3}"
 }
 fill() { # a page, then the sources of its tables, in the output's folder
@@ -127,7 +127,7 @@ calibration() { # what every other question foretells, and what comes true on th
         --tree 15x4x6 --arms plain exact@hybrid "${arms[@]}"
 }
 temperature_07() {
-    untimed mt_bench temperature_07 $(ask 80) --batch 8 --temperature 0.7 --arms plain exact \
+    untimed mt_bench temperature_07 $(ask 80) --temperature 0.7 --arms plain exact \
         {path:{0.5,1},relaxed:{0.06,0.2},typical:{0.6,0.35},fsd:{0.25,0.45},random:{0.1,0.3}} \
         exact@hybrid {path:{0.6,1.5},relaxed:{0.08,0.2},typical:{0.6,0.3}}@hybrid \
         {fsd:{0.35,0.5},random:{0.1,0.3}}@hybrid
