@@ -1,5 +1,6 @@
 """Answers made together are those made one at a time, whoever they share a forward with."""
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -191,9 +192,9 @@ def test_room_that_no_machine_has_is_refused_by_name():
         list(batch.run([partial(answer, batch.model, "plain", 5)]))
 
 
-def test_the_bench_runs_answers_together(call, models, tmp_path, monkeypatch):
-    """Bug held down: the trial at loading left rows for itself alone, too few for any answer, so
-    that with --batch each was made alone, without a word."""
+def test_every_round_of_the_bench_is_shared(call, models, tmp_path, monkeypatch):
+    """Bugs held down: the trial at loading left rows for itself alone, too few for most answers,
+    and a second turn got none, so that with --batch they were made alone, without a word."""
     texts, run = [], SharedTarget.together
 
     def together(target: SharedTarget, caches: Sequence, trees: Sequence) -> list:
@@ -201,9 +202,23 @@ def test_the_bench_runs_answers_together(call, models, tmp_path, monkeypatch):
         return run(target, caches, trees)
 
     monkeypatch.setattr(SharedTarget, "together", together)
-    options = ["--quality_only", "--batch", 3, "--max_new_tokens", 60, "--arms", "plain", "fsd:0.4"]
+    arms = ["plain", "fsd:0.4@hybrid"]
+    # rows are as the longest question needs them; a random text is read back as more tokens
+    long = {"question_id": 9, "category": "long", "turns": ["a b c " * 60]}
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text("".join(json.dumps(question) + "\n" for question in [*QUESTIONS, long]))
+    options = ["--quality_only", "--batch", 3, "--max_new_tokens", 60, "--arms", *arms]
+    options += ["--question_file", asked]
     call("evaluate/mt_bench.py", *bench_options(models, tmp_path), *options)
-    assert texts.count(3) > len(texts) / 2
+    turns = [
+        turn
+        for path in record_files(tmp_path / "run")
+        for row in rows(path)
+        for turn in row["turns"]
+    ]
+    assert len(turns) == len(arms) * (2 * len(QUESTIONS) + 1)
+    two_of_the_trial = 2
+    assert sum(texts) == sum(len(turn["rounds"]) for turn in turns) + two_of_the_trial
 
 
 @pytest.mark.processes

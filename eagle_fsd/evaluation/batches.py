@@ -99,6 +99,11 @@ class Batch:
         """For a forward of it, which `together` runs with what each answer tells."""
         return self._going.wait((model, told))
 
+    def next_turn(self) -> None:
+        """The answer that goes on is done with its texts so far, and their rows are free for it."""
+        if self._going is not None:
+            self._going.rows.clear()
+
     def begin(self, rows: "SharedRows", capacity: int) -> TextRows | None:
         """Rows for the answer that goes on; None: they are too few, or it has some already."""
         answer = self._going

@@ -190,6 +190,8 @@ class Bench:
             stop = model.stop(min(budget, model.max_positions - len(prompt)))
             seed = answer_seed(self._seed, question.question_id, number, choice)
             trace = TurnTrace(model, arm) if traced else None
+            if self._batch:
+                self._batch.next_turn()
             result, seconds = answer_prompt(
                 *(arm, model, prompt, self._sampling, stop, seed),
                 drafter=self._drafters[arm.text],
