@@ -141,9 +141,12 @@ def test_heads(head: str):
 
 def test_a_longer_answer_than_there_is_room_for_is_made_alone():
     model = loaded()
-    lengths = [6, 100, 8]
-    calls = [partial(answer, arm="exact", length=length) for length in lengths]
-    check_same(together(model, 2, calls), [call(model) for call in calls])
+    calls = [partial(answer, arm="exact", length=length) for length in [6, 100, 8]]
+    batch = Batch(model, 2)
+    batch.reserve(150)
+    made = dict(batch.run([partial(call, batch.model) for call in calls]))
+    check_same([made[number] for number in range(3)], [call(model) for call in calls])
+    assert batch.alone == {1}
 
 
 def test_one_that_fails_ends_alone_and_no_other_is_begun():

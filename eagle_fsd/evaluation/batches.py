@@ -40,6 +40,7 @@ class Batch:
 
     def __init__(self, model: Model, size: int):
         self.size, self._going = size, None
+        self.alone: set[int] = set()  # numbers of the answers that had too few rows
         self._target = target = SharedTarget(model.target, self)
         self.model = replace(model, target=target)
         if isinstance(model.drafter, EagleDrafter):
@@ -59,6 +60,7 @@ class Batch:
         """Number and result of each answer, as they end. Behind one that raises none is begun, and
         when the others have ended its error is raised. At Ctrl-C all end."""
         waiting, failed = enumerate(calls), None
+        self.alone.clear()
         under_way: dict[int, _Answer] = {}  # by the number of their text
         ready: list[tuple[_Answer, Pair | None]] = []
         try:
@@ -107,7 +109,10 @@ class Batch:
     def begin(self, rows: "SharedRows", capacity: int) -> TextRows | None:
         """Rows for the answer that goes on; None: they are too few, or it has some already."""
         answer = self._going
-        if answer is None or rows in answer.rows or not rows.reserve(capacity):
+        if answer is None or rows in answer.rows:
+            return None
+        if not rows.reserve(capacity):
+            self.alone.add(answer.number)
             return None
         answer.rows.append(rows)
         return TextRows(rows, answer.text)

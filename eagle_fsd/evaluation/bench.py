@@ -152,6 +152,11 @@ class Bench:
         for number, record in bar:
             self.run.add(jobs[number][1].slug, record)
             bar.set_postfix_str(record["arm"], refresh=False)
+        if self._batch and (alone := len(self._batch.alone)):
+            tqdm.write(
+                f"--batch: of {len(jobs)} answers {alone} needed more rows than are reserved for "
+                "the longest question, and were made alone"
+            )
 
     @cached_property
     def model(self) -> Model:
