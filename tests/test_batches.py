@@ -1,5 +1,6 @@
 """Answers made together are those made one at a time, whoever they share a forward with."""
 
+import _thread
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -188,6 +189,24 @@ def test_closed_it_ends_all_that_are_under_way():
     assert sorted(closed) == [5, 60, 61] and answering() == 0
 
 
+def test_an_interrupt_ends_all_and_the_model_answers_again():
+    """Bug held down: the answer that went on at Ctrl-C was still taken for going on, so that the
+    next one outside a batch waited for ever."""
+    model = loaded()
+
+    def interrupt(own: Model) -> list:
+        _thread.interrupt_main()
+        return answer(own, "exact", 20)
+
+    batch = Batch(model, 2)
+    calls = [partial(answer, batch.model, "exact", 60), partial(interrupt, batch.model)]
+    with pytest.raises(KeyboardInterrupt):
+        list(batch.run(calls))
+    assert answering() == 0
+    batch.next_turn()
+    check_same([answer(batch.model, "exact", 5)], [answer(model, "exact", 5)])
+
+
 def test_room_that_no_machine_has_is_refused_by_name():
     batch = Batch(loaded(), 4)
     batch.reserve(10**12)
@@ -197,7 +216,8 @@ def test_room_that_no_machine_has_is_refused_by_name():
 
 def test_every_round_of_the_bench_is_shared(call, models, tmp_path, monkeypatch):
     """Bugs held down: the trial at loading left rows for itself alone, too few for most answers,
-    and a second turn got none, so that with --batch they were made alone, without a word."""
+    a second turn got none, and deep trees of the head needed more than were reserved, so that with
+    --batch they were made alone, without a word."""
     texts, run = [], SharedTarget.together
 
     def together(target: SharedTarget, caches: Sequence, trees: Sequence) -> list:
@@ -211,8 +231,10 @@ def test_every_round_of_the_bench_is_shared(call, models, tmp_path, monkeypatch)
     asked = tmp_path / "asked.jsonl"
     asked.write_text("".join(json.dumps(question) + "\n" for question in [*QUESTIONS, long]))
     options = ["--quality_only", "--batch", 3, "--max_new_tokens", 60, "--arms", *arms]
-    options += ["--question_file", asked]
-    call("evaluate/mt_bench.py", *bench_options(models, tmp_path), *options)
+    options += ["--tree", "12x10x4", "--output"]
+    command = ["evaluate/mt_bench.py", *bench_options(models, tmp_path), *options]
+    told = call(*command, tmp_path / "run", "--question_file", asked)
+    assert "more rows" not in told
     turns = [
         turn
         for path in record_files(tmp_path / "run")
@@ -222,6 +244,8 @@ def test_every_round_of_the_bench_is_shared(call, models, tmp_path, monkeypatch)
     assert len(turns) == len(arms) * (2 * len(QUESTIONS) + 1)
     # the trial at loading shares a forward of two texts
     assert sum(texts) == 2 + sum(len(turn["rounds"]) for turn in turns)
+    # and where no question is long enough for that, it is told
+    assert "--batch: of 6 answers " in call(*command, tmp_path / "short")
 
 
 @pytest.mark.processes

@@ -95,11 +95,13 @@ class Drafter(Protocol):
         samples: its drafts are drawn from the draft distribution, as rule rejection needs them.
         vocab_size: None where its distributions are over the target's vocabulary; the number of
             tokens where they are over a part of it; 0 where every tree has a part of its own.
+        spare_rows: rows that a cache of its own needs beyond `capacity`; 0 where it has none.
     """
 
     max_nodes: int
     samples: bool = False
     vocab_size: int | None = None
+    spare_rows: int = 0
 
     def begin(
         self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0

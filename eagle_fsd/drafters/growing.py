@@ -107,6 +107,7 @@ class GrowingDrafter(Drafter):
             )
         self.tree_config = tree
         self.max_nodes = tree.num_draft_tokens + 1
+        self.spare_rows = self.max_nodes + tree.num_expanded
         self._shape = TreeShape(tree, self.target.device)
 
     def with_tree(self, tree: TreeConfig, *, samples: bool = False) -> Self:
@@ -122,7 +123,7 @@ class GrowingDrafter(Drafter):
         own._proposed: DraftTree | None = None
         own._sampling = sampling
         own._generator = torch.Generator().manual_seed(seed ^ DRAFTS_SEED)
-        own.cache = self.new_cache(capacity + self.max_nodes + self.tree_config.num_expanded)
+        own.cache = self.new_cache(capacity + self.spare_rows)
         return own
 
     def observe(self, features_TF, next_tokens, logits_NV=None) -> None:

@@ -29,7 +29,8 @@ class HybridDrafter(Drafter):
 
     def __init__(self, eagle: EagleDrafter, recycle: int = 0):
         self.eagle, self.recycle = eagle, recycle
-        self.vocab_size, self.max_nodes = eagle.vocab_size, eagle.max_nodes
+        self.vocab_size = eagle.vocab_size
+        self.max_nodes, self.spare_rows = eagle.max_nodes, eagle.spare_rows
 
     def begin(self, capacity, first_token, sampling=GREEDY, seed=0) -> Self:
         own = HybridDrafter(self.eagle.begin(capacity, first_token), self.recycle)

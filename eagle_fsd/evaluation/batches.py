@@ -47,14 +47,11 @@ class Batch:
             self.model = replace(self.model, drafter=SharedHead(model.drafter, target, self))
 
     def reserve(self, capacity: int) -> None:
-        """Rows for each prompt, answer and tree; an answer that needs more is made alone.
-
-        Raises:
-            RuntimeError: forwards have run, and left too few rows.
-        """
+        """Before the first forward: rows for each prompt, answer and tree. An answer that needs
+        more is made alone, and numbered in `alone`."""
         for shared in (self.model.target, self.model.drafter):
-            if isinstance(shared, SharedTarget | SharedHead) and not shared.rows.reserve(capacity):
-                raise RuntimeError("a batch's rows are reserved before its first forward")
+            if isinstance(shared, SharedTarget | SharedHead):
+                assert shared.rows.reserve(capacity), "forwards have run, with fewer rows"
 
     def run(self, calls: Iterable[Callable[[], object]]) -> Iterator[tuple[int, object]]:
         """Number and result of each answer, as they end. Behind one that raises none is begun, and
@@ -94,6 +91,7 @@ class Batch:
         finally:
             for answer in under_way.values():
                 answer.end()
+            self._going = None  # at Ctrl-C one was
         if failed:
             raise failed
 

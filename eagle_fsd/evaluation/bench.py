@@ -181,8 +181,9 @@ class Bench:
         for arm in self.arms:
             arm.check(self._sampling, drafters[arm.text])
         if self._batch:
-            most = max(drafter.max_nodes for drafter in drafters.values())
-            self._batch.reserve(self._longest + 2 * most)  # a head's tree may have as many more
+            # beyond the text a round of the target has its tree, and one of a head more
+            spare = [max(each.max_nodes, each.spare_rows) for each in drafters.values()]
+            self._batch.reserve(self._longest + max(spare))
         return drafters
 
     def _answered(self, question: Question, arm: Arm, choice: int, *, budget: int) -> dict:
