@@ -6,8 +6,7 @@ A source is a folder of evaluate/mt_bench.py or tasks.py, or a file of tables su
 reader.json; A+B is one source. A table takes its numbers from the first source that has them all,
 and keeps the digits and brackets of its cells. A column that no source knows is then marked "(old)"
 in its title. A table keeps its numbers, and is marked by a line above it, where no source has each
-of them, has two for a cell, where a cell holds more than a number, or where the heading above names
-another head, as "With the head of 11-23" does. Sentences stay as they are.
+of them, has two for a cell, or where a cell holds more than a number. Sentences stay as they are.
 """
 
 import argparse
@@ -27,7 +26,6 @@ TABLE = re.compile(r"(?:^\|.*(?:\n|\Z))+", re.M)
 NUMBER = re.compile(
     r"(?P<bold>\**)[+-]?\d+(?:\.(?P<digits>\d+))?\**(?P<interval> \[[^]]+\])?(?: \(\d[\d.]*\))?"
 )
-OF_ANOTHER_HEAD = re.compile(r"^#.*\bhead of\b.*\n(?:(?!#).*\n)*", re.M)  # a part of a page
 # the columns that name a row of a table: the first of these that it has
 NAMES = (("line", GAIN), ("temperature", "arm"), ("arm",), ("level",))
 # title of a column -> key of a source's rows
@@ -132,15 +130,13 @@ def fill(table: str, rows: list[dict]) -> str | None:
 
 
 def fill_page(page: Path, sources: list[str]) -> None:
-    all_rows, text = [rows_of(source) for source in sources], page.read_text(encoding="utf-8")
-    others = [part.span() for part in OF_ANOTHER_HEAD.finditer(text)]
+    all_rows = [rows_of(source) for source in sources]
 
     def fill_table(match: re.Match) -> str:
-        stays = any(start < match.start() < end for start, end in others)
-        made = () if stays else (fill(match[0], rows) for rows in all_rows)
+        made = (fill(match[0], rows) for rows in all_rows)
         return next(filter(None, made), f"*(Not made anew.)*\n\n{match[0]}")
 
-    print(TABLE.sub(fill_table, text), end="")
+    print(TABLE.sub(fill_table, page.read_text(encoding="utf-8")), end="")
 
 
 if __name__ == "__main__":

@@ -103,8 +103,7 @@ priced_trees() { # speeds above temperature 0
 mt_bench_80() { # quality on all questions, and speeds on 16
     untimed mt_bench mt_bench_80 $(ask 80) --arms plain exact exact@hybrid \
         {path:{1.5,3.5},relaxed:{0.4,0.9},fsd:{0.35,0.45,0.55},random:{0.3,0.65}} \
-        {path:{0.4,0.9,1.3},relaxed:{0.36,0.7,0.8},fsd:{0.3,0.48,0.65}}@hybrid \
-        random:{0.3,0.5,0.8}@hybrid
+        {path:{0.4,0.9},relaxed:{0.36,0.7},fsd:{0.3,0.48},random:{0.3,0.5}}@hybrid
     timed mt_bench mt_bench_16 $(ask 16) \
         --arms plain exact@hybrid {fsd:0.3,path:0.9,relaxed:0.36,random:0.3}@hybrid
     untimed mt_bench mt_bench_80_15x4x6 $(ask 80) --tree 15x4x6 \

@@ -83,16 +83,6 @@ def test_of_two_numbers_for_a_cell_none_is_taken(fill):
     assert fill([[*ARMS, ARMS[1] | {"regret_per_token": 0.0456}]]).count("*(Not made anew.)*") == 1
 
 
-def test_what_stands_below_a_heading_of_another_head_stays(fill, tmp_path):
-    """Bug held down: the numbers of a new head under the name of an old one."""
-    parts = [PAGE, "## With the head of 11-23\n", PAGE, "## Again\n", PAGE]
-    (tmp_path / "page.md").write_text("\n".join(parts))
-    today, rest = "\n".join(fill([ARMS + AT_GAINS])).split("\n## With the head of 11-23\n")
-    old, again = rest.split("\n## Again\n")
-    assert [part.count("**1.23** [1.11, 1.36]") for part in (today, old, again)] == [1, 0, 1]
-    assert old.count("**1.08** [1.03, 1.14]") == 1 and old.count("*(Not made anew.)*") == 2
-
-
 @pytest.mark.parametrize(
     "old", [".44", "12 of 80", "+12 %", "7 / 8", "-1.8 and -5.6", "0.88 (p < 0.001)", "0"]
 )
