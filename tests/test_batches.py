@@ -2,6 +2,7 @@
 
 import _thread
 import json
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -200,8 +201,13 @@ def test_an_interrupt_ends_all_and_the_model_answers_again():
 
     batch = Batch(model, 2)
     calls = [partial(answer, batch.model, "exact", 60), partial(interrupt, batch.model)]
-    with pytest.raises(KeyboardInterrupt):
-        list(batch.run(calls))
+    # what runs in a shell's background ignores interrupts
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(batch.run(calls))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert answering() == 0
     batch.next_turn()
     check_same([answer(batch.model, "exact", 5)], [answer(model, "exact", 5)])
