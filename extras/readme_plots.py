@@ -53,7 +53,7 @@ def with_interval(cell: str) -> dict[str, float | None]:
 def loss_against_gain() -> str:
     """Regret against gain, of the lossy arms on hybrid trees and of exact beside them."""
     rows = []
-    for row in table("mt_bench_80", "## With the head of 11-23"):
+    for row in table("mt_bench_80"):
         if row["arm"].endswith("@hybrid"):
             arm = parse_arm(row["arm"])
             named = {"arm": row["arm"], "rule": arm.kind, "line": arm.line, "value": arm.value}

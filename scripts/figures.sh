@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs what stands behind eleven pages of results/, for the embedded target's head or another. Six of
 # them are written with the new numbers in those tables that come from one run. Resumes.
-#     QUESTIONS=question.jsonl scripts/figures.sh        all: reckoned 13 hours on two cores
+#     QUESTIONS=question.jsonl scripts/figures.sh        all: reckoned 14 hours of one core
 #     scripts/figures.sh drafters mt_bench_8             these pages
-#     PART=10 QUESTIONS=... scripts/figures.sh           a tenth of each page's questions
+#     PART=10 QUESTIONS=... scripts/figures.sh           a tenth of each page's questions: 86 minutes
 #     HEAD=runs/mine OUTPUT=runs/mine_figures QUESTIONS=... scripts/figures.sh     of another head
 #     EXECUTE_CODE=1 IFEVAL=input_data.jsonl scripts/figures.sh tasks     8 hours more
 # QUESTIONS has at least 64 questions, a line each, to choose values on, and is never reported:
