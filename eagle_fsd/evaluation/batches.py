@@ -51,7 +51,8 @@ class Batch:
         more is made alone, and numbered in `alone`."""
         for shared in (self.model.target, self.model.drafter):
             if isinstance(shared, SharedTarget | SharedHead):
-                assert shared.rows.reserve(capacity), "forwards have run, with fewer rows"
+                has_room = shared.rows.reserve(capacity)
+                assert has_room, "forwards have run, with fewer rows"
 
     def run(self, calls: Iterable[Callable[[], object]]) -> Iterator[tuple[int, object]]:
         """Number and result of each answer, as they end. Behind one that raises none is begun, and
@@ -91,7 +92,7 @@ class Batch:
         finally:
             for answer in under_way.values():
                 answer.end()
-            self._going = None  # at Ctrl-C one was
+            self._going = None  # at Ctrl-C it is one of these
         if failed:
             raise failed
 
