@@ -53,11 +53,14 @@ def answer(model: Model, arm: str, length: int, *, temperature: float = 0.7) -> 
     return [shown, torch.tensor(costs)]
 
 
-def together(model: Model, size: int, calls: Sequence[Callable[[Model], object]]) -> list:
+def together(
+    model: Model, size: int, calls: Sequence[Callable[[Model], object]], *, alone: Sequence = ()
+) -> list:
+    """Results, of which those numbered in `alone` had too few rows to share."""
     batch = Batch(model, size)
     batch.reserve(150)
     found = dict(batch.run([partial(call, batch.model) for call in calls]))
-    assert answering() == 0
+    assert answering() == 0 and batch.alone == {*alone}
     return [found[number] for number in sorted(found)]
 
 
@@ -144,11 +147,7 @@ def test_heads(head: str):
 def test_a_longer_answer_than_there_is_room_for_is_made_alone():
     model = loaded()
     calls = [partial(answer, arm="exact", length=length) for length in [6, 100, 8]]
-    batch = Batch(model, 2)
-    batch.reserve(150)
-    made = dict(batch.run([partial(call, batch.model) for call in calls]))
-    check_same([made[number] for number in range(3)], [call(model) for call in calls])
-    assert batch.alone == {1}
+    check_same(together(model, 2, calls, alone=[1]), [call(model) for call in calls])
 
 
 def test_one_that_fails_ends_alone_and_no_other_is_begun():
